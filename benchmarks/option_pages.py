@@ -22,8 +22,11 @@ TABLE = "| option | default | meaning |\n|---|---|---|\n"
 def meaning(options: type[BaseModel], name: str) -> str:
     """An option's meaning, with what it needs."""
     info = options.model_fields[name]
-    needs = [re.sub(r"(,| \()[^,({]*{.*", "", need.what) for need in about(info).needs]
-    only = "; ".join(f"only with {_grouped(need)}" for need in needs if "{" not in need)
+    needs = [
+        (f"{need.value}: " if need.value else "", re.sub(r"(,| \()[^,({]*{.*", "", need.what))
+        for need in about(info).needs
+    ]
+    only = "; ".join(f"{of}only with {_grouped(need)}" for of, need in needs if "{" not in need)
     said = " ".join((info.description or "").split())
     return "; ".join(part for part in (said, only) if part)
 

@@ -14,7 +14,7 @@ from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again
 from quintet.errors import ConfigError, GroupFault
 from quintet.options.command import require_minutes
 from quintet.options.layers import Layer, canonical, flatten, hint, listed, named_here, options
-from quintet.options.resolve import Loaded
+from quintet.options.resolve import Loaded, check_spaces
 from quintet.options.saved import Unusable, load_config, load_seeds
 from quintet.system.importing import Given, named, require_no_import
 from quintet.system.trust import is_trusted_by_options
@@ -155,9 +155,7 @@ def train(
     if callbacks is not None:
         _check_callbacks(callbacks)
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
-    given["cluster.address"] = cluster
-    values = flatten(config or {}, options(algo))
-    _settle_arguments(algo, values, given)
+    values = _with_arguments(algo, config or {}, given | {"cluster.address": cluster})
     require_minutes(minutes, values)
     if model is not None:
         from quintet.models.custom import encoder_name
@@ -180,8 +178,6 @@ def train(
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
         loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
-        from quintet.options.resolve import check_spaces
-
         check_spaces(loaded)
         if minutes is None:
             from quintet.run.launch import run
@@ -190,22 +186,15 @@ def train(
         from quintet.search.minutes import train as train_for
 
         return train_for(loaded, minutes, on_report, callbacks)
-    alone = {
-        "on_report": on_report is not None,
-        "callbacks": callbacks is not None,
-        "a vector environment": isinstance(source, GIVEN),
-    }
-    if any(alone.values()):
-        what = next(name for name, given in alone.items() if given)
+    vector = source if isinstance(source, GIVEN) else None
+    alone = {"on_report": on_report, "callbacks": callbacks, "a vector environment": vector}
+    for what in (name for name, x in alone.items() if x is not None):
         raise ConfigError(
             f"{what} is not possible with seeds, each of which trains in its own process: "
             "leave one of them out, or call train for each seed"
         )
-    return _train_group(
-        load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite),
-        jobs,
-        minutes,
-    )
+    group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
+    return _train_group(group, jobs, minutes)
 
 
 def _train_group(
@@ -219,17 +208,14 @@ def _train_group(
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
-    return [
-        Result(each.run_dir, _trained_policy(each.run_dir, _flat(mine)), each.metrics, each.status)
-        for each, mine in zip(outcomes, group, strict=True)
-        if each.status == "finished" or each.status == "stopped"
-    ]
-
-
-def _flat(loaded: Loaded | Unusable) -> dict[str, Any]:
-    """The options of a run that was trained, with functions as they were given."""
-    assert isinstance(loaded, Loaded)
-    return {**loaded.config.flat(), "model.encoder": loaded.config.model.encoder}
+    found: list[Result] = []
+    for each, mine in zip(outcomes, group, strict=True):
+        if isinstance(mine, Loaded) and (each.status == "finished" or each.status == "stopped"):
+            # An encoder that was given as a function stays one.
+            values = mine.config.flat() | {"model.encoder": mine.config.model.encoder}
+            policy = _trained_policy(each.run_dir, values)
+            found.append(Result(each.run_dir, policy, each.metrics, each.status))
+    return found
 
 
 def _race(unfit: Mapping[str, object], *given: Any) -> "Result":
@@ -352,12 +338,17 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
     return source
 
 
-def _settle_arguments(algo: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Adds the arguments that are given; refuses other values of them, however they are written."""
+def _with_arguments(
+    algo: str, config: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of `config` and the arguments that are given; refuses other values of these,
+    however they are written."""
     known = options(algo)
+    values = flatten(config, known)
     says = {name: canonical(x, known[name]) for name, x in given.items() if x is not None}
     values |= {name: canonical(values[name], known[name]) for name in says.keys() & values.keys()}
     _settle("argument", values, says)
+    return values
 
 
 def _settle_evaluated(values: dict[str, Any]) -> None:

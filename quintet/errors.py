@@ -44,8 +44,7 @@ class FileFault(QuintetError):
 
 
 class WorkerFault(QuintetError):
-    """A process of a run died, stopped responding, or failed in code that is not an
-    environment's."""
+    """A process of a run died, stopped responding, or failed in code that is no environment's."""
 
 
 class LearnerFault(WorkerFault):

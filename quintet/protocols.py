@@ -1,5 +1,4 @@
-"""Everything that the runtime knows of a learner: the data that it requests, its updates, and its
-acting."""
+"""Everything that the runtime knows of a learner: its data, its updates and its acting."""
 
 from __future__ import annotations  # options need no PyTorch at run time
 

@@ -88,7 +88,7 @@ def require_keys(space: Space) -> None:
         whole = isinstance(key, int) and not isinstance(key, bool) and str(key) == str(int(key))
         if not text and not whole:
             raise ConfigError(
-                "the keys of a Dict space must be texts (printable, not empty) or whole numbers, "
+                "the keys of a Dict space must be strings (printable, not empty) or integers, "
                 f"got {key!r} of type {type(key).__name__} in {_brief(space)}; rename it"
             )
         require_keys(child)
@@ -109,8 +109,8 @@ def _instead_of(leaf: Space) -> str:
     """Advice on a leaf without a fixed shape."""
     if is_text(leaf) or isinstance(leaf, spaces.Sequence):
         return (
-            "give a function that makes one environment: its texts and sequences become arrays of "
-            "a fixed shape; wrap an environment of several agents so that it gives such arrays"
+            "give a function that makes one environment: its strings and sequences become arrays "
+            "of a fixed shape; wrap an environment of several agents so that it gives such arrays"
         )
     return "wrap the environment so that it gives arrays of a fixed shape"
 
@@ -171,8 +171,7 @@ def stored_spaces(observation: Space, action: Space, env_id: str) -> Spaces:
 
 
 def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
-    """The same, with `change` applied to the stored and to the environment's own observation
-    space."""
+    """The same, with `change` applied to the stored and the environment's observation space."""
     own = None if of.own is None else with_observation(of.own, change)
     return Spaces(change(of), of.action, own)
 
@@ -245,7 +244,7 @@ def action_space_of(space: Space, env_id: str) -> Space:
     if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
             f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary, or a "
-            f"Tuple or Dict of these, with a number in each; got {space}; wrap the environment "
+            f"Tuple or Dict of these, none of them empty; got {space}; wrap the environment "
             "so that it has one"
         )
     numbers = action_shape(space) or (1,)

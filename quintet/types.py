@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ACTION_MASK = "action_mask"
-"""Reserved observation key of the action mask: 1 where an action is allowed; read by heads, never
-by encoders."""
+"""Reserved observation key of the action mask, 1 where an action is allowed; only heads read it."""
 
 LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
 """Reserved observation keys: the last action and the last reward (``env.observe_last``).  Encoders

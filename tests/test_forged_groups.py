@@ -291,7 +291,7 @@ def test_what_a_race_says_is_checked(
     path.write_bytes(forge_helpers.as_text({**json.loads(path.read_text()), **change}))
     assert cli.main(words("race", folder)) == 1
     err = capsys.readouterr().err
-    assert "race.json must be the journal of a race, got a damaged one" in err
+    assert "race.json is a damaged journal of a race" in err
     assert said in err
 
 

@@ -81,7 +81,7 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.toy import Contextual
 
 def make(env, group):
-    return GymnasiumVectorEnv(env, group, Contextual)
+    return GymnasiumVectorEnv(env, group, lambda _: Contextual())
 
 BACKEND = Backend(
     title="Endless",

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_run_helpers import save_options
+from small_run_helpers import TOY, save_options
+
+import quintet
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 pytest.importorskip("envpool")
@@ -176,6 +178,17 @@ def test_a_seed_that_fails_stands_in_the_record_until_it_is_run(
     assert (failed["seed"], failed["status"]) == (11, 1)
     assert "No-Such-Env" in failed["said"]
     assert bench.records.standing(row._replace(env="CartPole-v1")).missing == (11,)
+
+
+def test_random_actions_score_as_in_an_evaluation(bench: SimpleNamespace, tmp_path: Path):
+    own = {"env.success": "reward>0.5", "env.num_streams": 4, "eval.episodes": 0}
+    trained = quintet.train("ppo", TOY, 2_048, run_dir=tmp_path / "run", config=own)
+    scores = quintet.evaluate(trained.policy, random=True)
+    config = {f"env.{name}": value for name, value in trained.policy.env}
+    assert bench.suite.random_score(config) == {
+        "return_mean": round(scores.mean, 3), "return_std": round(scores.std, 3),
+        "success_rate": scores.success_rate,
+    }  # fmt: skip
 
 
 def test_the_suite_names_bars_anchors_and_cells(bench: SimpleNamespace, tmp_path: Path):

@@ -74,9 +74,9 @@ def answers(commands: Sequence[str], root: Path) -> dict[str, Answer]:
 
 CARTPOLE = "train ppo --env CartPole-v1"
 REFUSED: list[tuple[str, int, str]] = [
-    ("train", 2, "must have an algorithm first"),
+    ("train", 2, "needs an algorithm first"),
     ("train pppo --env CartPole-v1", 2, "did you mean 'ppo'?"),
-    ("train ppo", 2, "must name an environment"),
+    ("train ppo", 2, "there is no environment"),
     (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
     ("train ppo --env quintet.envs.toy:Target --n-envs 3", 2, "here it is 'env.num_streams'"),
     (f"{CARTPOLE} --learning-rate x --env.backend foo", 2, "2 faults"),

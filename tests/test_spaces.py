@@ -358,7 +358,7 @@ def test_keys_that_can_not_be_stored_are_refused(key, deep):
     space = spaces.Dict(OrderedDict([(key, spaces.Box(0, 1, (2,)))]))
     space = spaces.Tuple([space]) if deep else space
     for refuse in (stored_space, lambda x: action_space_of(x, "mine")):
-        with pytest.raises(ConfigError, match="keys of a Dict space must be texts"):
+        with pytest.raises(ConfigError, match="keys of a Dict space must be strings"):
             refuse(space)
 
 

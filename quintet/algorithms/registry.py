@@ -122,10 +122,10 @@ class Algorithm:
         from quintet.options.declaration import Facts, about, bounds, idle
 
         work, less, larger = list[str](), list[str](), list[str]()
-        still = idle(options, Facts())
+        idle_options = idle(options, Facts())
         for name, info in type(options).model_fields.items():
             way, x = about(info).faster, getattr(options, name)
-            if not way or x is None or name in still:
+            if not way or x is None or name in idle_options:
                 continue
             work.append(f"{name}={x}")
             said = f"a {way} {name} than {x} (--{name.replace('_', '-')})"
@@ -160,9 +160,7 @@ DEFAULT = "ppo"
 
 
 def canonical(name: str) -> str:
-    """A learner's name as registered, whatever its case; raises ConfigError if there is no such
-    learner.
-    """
+    """A learner's name as registered, whatever its case; raises ConfigError if there is none."""
     plain = name.lower() if isinstance(name, str) else ""
     if plain in LEARNERS:
         return plain
@@ -212,17 +210,17 @@ def presets_of(algo: str) -> dict[str, Mapping[str, Any]]:
         return found
     try:
         seen = file.stat()
-        held = _parsed(file, seen.st_mtime_ns, seen.st_size)
+        content = _parsed(file, seen.st_mtime_ns, seen.st_size)
     except (OSError, FileFault) as error:
         raise _broken(algo, f"readable, got {error}") from error
-    if not isinstance(held, Mapping) or not held.keys() <= {*_PARTS}:
-        raise _broken(algo, f"a mapping of {', '.join(_PARTS)}, got {held!r:.100} in {file}")
-    for part, presets in held.items():
+    if not isinstance(content, Mapping) or not content.keys() <= {*_PARTS}:
+        raise _broken(algo, f"a mapping of {', '.join(_PARTS)}, got {content!r:.100} in {file}")
+    for part, presets in content.items():
         if not isinstance(presets, Mapping) or not all(
             isinstance(preset, Mapping) for preset in presets.values()
         ):
             raise _broken(algo, f"mappings of options, got {presets!r:.100} for {part} in {file}")
-    return {**found, **held}
+    return {**found, **content}
 
 
 @cache

@@ -402,6 +402,7 @@ def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _put_in_place(temporary: Path, place: Path) -> None:
+    """Renames a new checkpoint to `place`; what was there is replaced, or kept aside if foreign."""
     replaced = place.with_name(f"{REPLACED}{place.name}")
     if place.exists() and not (os.path.lexists(place / MANIFEST) and _removable(place)):
         files.set_aside(place)
@@ -420,6 +421,7 @@ def _put_in_place(temporary: Path, place: Path) -> None:
 
 
 def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
+    """The message about a failed write, with the last good checkpoint."""
     free = "unknown"
     with suppress(OSError):
         free = f"{shutil.disk_usage(root).free:,}"
@@ -435,6 +437,7 @@ def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
 
 
 def _read_folder(folder: int | None, path: Path) -> Checkpoint:
+    """The checkpoint of an open folder; raises CheckpointError, which names the file."""
     from safetensors.torch import load as load_safetensors
 
     entries, mark = read_manifest(folder, path)

@@ -47,15 +47,15 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
     for entry in _entries(folder):
         path, other = Path(entry.path), ""
         try:
-            held = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:  # removed meanwhile by the process that trains in it
             continue
-        if stat.S_ISLNK(held.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             other = f"a link to {_target(path)}"
-        elif not (stat.S_ISREG(held.st_mode) or stat.S_ISDIR(held.st_mode)):
+        elif not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             other = "a pipe, a socket or a device"
         in_place = path.name in _IN_PLACE or path.parent.name == _REPLAY
-        if writes and in_place and stat.S_ISREG(held.st_mode) and held.st_nlink > 1:
+        if writes and in_place and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             other = "a file with another name as well (a hard link), which would change with it"
         if other:
             raise _not_ordinary(path, other)

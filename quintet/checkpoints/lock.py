@@ -44,10 +44,10 @@ class OpenFolder:
 
     def check(self) -> None:
         """Raises CheckpointError if the folder was moved or removed since it was opened."""
-        held = os.fstat(self._handle)
+        opened = os.fstat(self._handle)
         with suppress(OSError):
-            there = os.stat(self.path)
-            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+            current = os.stat(self.path)
+            if (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino):
                 return
         raise CheckpointError(
             f"the folder {self.path} was moved or removed during training, so the training ends; "
@@ -85,8 +85,8 @@ def run_lock(folder: Path) -> Iterator[OpenFolder]:
             if fault.errno not in _TAKEN:
                 raise _refused(folder, fault) from fault
             raise _in_use(folder, _said_in(file)) from fault
-        with closing(OpenFolder(folder)) as held:
-            yield held
+        with closing(OpenFolder(folder)) as opened:
+            yield opened
     finally:
         if file in _held:
             _held.remove(file)
@@ -163,32 +163,32 @@ def require_free(folder: Path) -> None:
         raise _in_use(folder, holder)
 
 
-def await_left(folder: Path, told: Callable[[str], None] | None = None) -> None:
+def await_left(folder: Path, say: Callable[[str], None] | None = None) -> None:
     """Waits until the process of an earlier start, whose parent was killed, has left a folder, at
     most for the time that it has for this.
 
-    told: receives a sentence if the wait is not short.
+    say: receives a sentence if the wait is not short.
     """
     begin = time.monotonic()
     while (holder := holder_of(folder)) is not None:
         passed_s = time.monotonic() - begin
         if passed_s > ORPHAN_GRACE_S + 30.0:
             return
-        if told is not None and passed_s > _TOLD_AFTER_S:
-            told(
+        if say is not None and passed_s > _TOLD_AFTER_S:
+            say(
                 f"waits for the process with pid {holder.pid}, of an earlier command that was "
                 f"killed, to leave {folder}: at most {ORPHAN_GRACE_S:g} s"
             )
-            told = None
+            say = None
         time.sleep(0.2)
 
 
-def await_orphan(folder: Path, told: Callable[[str], None]) -> None:
+def await_orphan(folder: Path, say: Callable[[str], None]) -> None:
     """The same, where that parent has ended; a process whose parent lives is not awaited."""
     with suppress(CheckpointError):  # the run itself says so
         holder = holder_of(folder)
         if holder is not None and holder.is_orphan:
-            await_left(folder, told)
+            await_left(folder, say)
 
 
 def _said_in(file: int) -> Holder:

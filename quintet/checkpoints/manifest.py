@@ -62,8 +62,8 @@ def newest(root: Path) -> Found | None:
 
 
 def read_meta(root: Path, name: str) -> Found:
-    """The meta of the run's checkpoint ``root/name``, verified by its hash, the other files, which
-    may be large, by their sizes.  Raises CheckpointError, which names the file.
+    """Meta of the checkpoint ``root/name``.  Its hash is verified; of the other files, which may be
+    large, only the sizes.  Raises CheckpointError, which names the file.
     """
     path = root / name
     with opened(current_or_previous(path)) as folder:
@@ -86,8 +86,7 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
 
 
 def as_meta(data: bytes, file: Path) -> dict[str, Any]:
-    """Parses ``meta.json``; raises CheckpointError if it is not a JSON object or has invalid
-    entries."""
+    """Parses ``meta.json``; raises CheckpointError unless it is a JSON object that fits."""
     try:
         meta = files.parse_json(data)
     except ValueError as fault:
@@ -309,10 +308,10 @@ class Meta(_Policy):
         return self
 
 
-def content_fault(model: type[BaseModel], held: Mapping[str, Any]) -> str | None:
+def content_fault(model: type[BaseModel], content: Mapping[str, Any]) -> str | None:
     """Fault in a file's content, in a few words; None if there is none."""
     try:
-        model.model_validate(held)
+        model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ascii(".".join(map(str, first["loc"])))[1:-1]

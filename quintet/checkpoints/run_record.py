@@ -57,11 +57,11 @@ def first_sources(run_dir: Path, sources: Mapping[str, str]) -> dict[str, str]:
 def read(run_dir: Path) -> Record | None:
     """The record in a run folder; None if there is no readable one."""
     try:
-        held = files.parse_json(files.read_bytes(run_dir / FILE))
+        content = files.parse_json(files.read_bytes(run_dir / FILE))
     except (FileFault, ValueError):
         return None
-    wrong = not isinstance(held, dict) or content_fault(Record, held) is not None
-    return None if wrong else Record.model_validate(held)
+    wrong = not isinstance(content, dict) or content_fault(Record, content) is not None
+    return None if wrong else Record.model_validate(content)
 
 
 def lost(run_dir: Path, env_steps: int) -> str | None:

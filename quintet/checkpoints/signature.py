@@ -28,8 +28,7 @@ def sign(purpose: str, content: bytes) -> str | None:
 
 
 def fault(purpose: str, content: bytes, given: object) -> str | None:
-    """Reason why `given` is not this user's signature on this machine, after "it"; None if it
-    is."""
+    """Reason why `given` is not this user's signature here, after "it"; None if it is."""
     if not isinstance(given, str):
         return "bears no signature"
     try:
@@ -85,9 +84,7 @@ def _key_made() -> bytes:
 
 
 def _key(file: Path) -> bytes:
-    """The key in a file; raises FileNotFoundError, or _NoKey if others could have read or written
-    it.
-    """
+    """The key in a file; raises FileNotFoundError, or _NoKey if others could read or write it."""
     try:
         # Without waiting, since opening a pipe waits for its other end.
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

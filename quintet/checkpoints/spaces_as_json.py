@@ -128,13 +128,14 @@ def from_json(data: Any) -> Space:
 
 
 def _from_json(data: Any) -> Space:
+    """The space that `to_json` described; raises ValueError for an unknown kind."""
     match data["kind"]:
         case "box":
             shape, dtype = _stored_shape(data["shape"]), _stored_dtype(data["dtype"])
             low, high = (_array(data[key], shape, dtype) for key in ("low", "high"))
             return spaces.Box(low, high, dtype=dtype.type)
         case "discrete":
-            return spaces.Discrete(_whole(data["n"]), start=_whole(data["start"]))
+            return spaces.Discrete(_integer(data["n"]), start=_integer(data["start"]))
         case "multi_discrete":
             dtype, start = _stored_dtype(data["dtype"]), data["start"]
             return spaces.MultiDiscrete(data["nvec"], dtype=dtype.type, start=start)
@@ -150,14 +151,14 @@ def _from_json(data: Any) -> Space:
     raise ValueError(f"the kind of a space must be known, got {str(data['kind'])[:50]!r}")
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or abs(value) >= 2**63:
         raise ValueError(f"a space must have whole numbers of 64 bits, got {str(value)[:50]}")
     return value
 
 
 def _stored_shape(given: Any) -> tuple[int, ...]:
-    shape = tuple(_whole(size) for size in given)
+    shape = tuple(_integer(size) for size in given)
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
         raise ValueError(f"a space has at most {MOST_NUMBERS:,} numbers, got {str(shape)[:50]}")
     return shape

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def no_ray(address: str | None, error: ImportError) -> ConfigError:
     """The error for a machine without Ray."""
     return ConfigError(
-        f"cluster.address={address} must have Ray, got none ({error}): "
+        f"cluster.address={address} needs Ray, which is not installed ({error}): "
         "pip install 'quintet-rl[cluster]', or leave it out"
     )
 

@@ -126,6 +126,7 @@ class Node:
         return [self.weights[message.policy].bytes]
 
     def _do(self, message: Any) -> None:
+        """Carries out a message of the learner: new weights, or one to a worker."""
         if isinstance(message, Published):
             weights = self.weights[message.policy]
             with self.lock:
@@ -144,6 +145,7 @@ class Node:
             self.hosted[message.worker].do(message.message)
 
     def _beat(self) -> None:
+        """Sends the workers' progress and time shares until the node ends."""
         with suppress(OSError):
             while not self.ending.wait(BEAT_EVERY_S):
                 rows: dict[str, tuple[int, str]] = {}
@@ -192,6 +194,7 @@ class Hosted:
             workers.kill()
 
     def _run(self) -> None:
+        """Runs the worker until it is stopped or fails, then sends its end."""
         node, executed = self.node, 0
         failed = Failed("WorkerFault", f"worker {self.worker} was stopped", "")
         try:
@@ -217,6 +220,7 @@ class Hosted:
             self._send(Ended(failed, executed))
 
     def _make(self) -> Workers:
+        """The worker's process, with the newest weights."""
         node = self.node
         work = node.work
         spec = replace(
@@ -239,12 +243,8 @@ class Hosted:
         self.node.link.send(Of(self.worker, message), blocks)
 
     def _tell(self, workers: Workers, event: Event) -> None:
+        """Sends the learner a worker's event, with the bytes of filled slots."""
         if isinstance(event, Asking):
             self._send(messages.Paused(event.executed))
         elif isinstance(event, Filled):
-            offered = workers.grants.states
-            states = [offered.get(unroll.group, ()) for unroll in event.unrolls] if offered else ()
-            blocks = workers.grants.bytes_of(0, event.slots)
-            options = tuple([x.options for x in unroll.block.episodes] for unroll in event.unrolls)
-            given = options if any(x is not None for own in options for x in own) else ()
-            self._send(messages.Full(event.slots, tuple(states), given), blocks)
+            self._send(event.full, workers.grants.bytes_of(0, event.full.slots))

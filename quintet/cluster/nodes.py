@@ -43,7 +43,7 @@ class _Joined(NamedTuple):
     """Reports that a node may be given workers."""
 
 
-class _Gone(NamedTuple):
+class _Disconnected(NamedTuple):
     """A node's connection ended."""
 
     why: str
@@ -120,11 +120,11 @@ class Nodes:
         for sampler, seat in zip(self.grants.samplers, self._seats, strict=True):
             sampler.process = seat
         self._peers: list[Peer] = []
-        self._lost = 0  # number of nodes
+        self._lost_nodes = 0  # number of nodes
         self._weights = [Weights(policy, form) for policy, form in enumerate(forms)]
         self._published: dict[int, tuple[Published, Views]] = {}
         self._published_s: dict[tuple[int, int], float] = {}
-        self._heard: SimpleQueue[tuple[Peer, Any]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Peer, Any]] = SimpleQueue()
         self._refused: list[str] = []
         self._free: list[int] = []  # workers that became ready
         self._started = self._uneven = self._closed = False
@@ -179,10 +179,10 @@ class Nodes:
     @property
     def _awaited(self) -> list[str]:
         """Addresses of nodes that are checked or connected."""
-        there = {peer.node for peer in self._peers}
+        joined = {peer.node for peer in self._peers}
         nodes = [] if self._roster is None else list(self._roster.nodes.values())
         awaited = [each for each in nodes if each.check is not None or each.fit]
-        return [each.machine.address for each in awaited if each not in there]
+        return [each.machine.address for each in awaited if each not in joined]
 
     def _refuse(self, sentence: str) -> None:
         self._refused.append(sentence)
@@ -233,9 +233,9 @@ class Nodes:
         with self._lock:
             self._settle(even=self._moves)
         try:
-            heard = [self._heard.get(timeout=timeout_s)]
-            while not self._heard.empty():
-                heard.append(self._heard.get())
+            heard = [self._inbox.get(timeout=timeout_s)]
+            while not self._inbox.empty():
+                heard.append(self._inbox.get())
         except Empty:
             heard = []
         for peer, message in heard:
@@ -247,9 +247,10 @@ class Nodes:
         return found
 
     def _take_in(self, peer: Peer, message: Any) -> list[Event]:
+        """Events that follow from a node's message."""
         if isinstance(message, Of):
             return self._take_in_of(peer, *message)
-        if isinstance(message, _Gone):
+        if isinstance(message, _Disconnected):
             return self._lose(peer, message.why)
         if isinstance(message, _Joined):
             self._welcome(peer)
@@ -261,6 +262,7 @@ class Nodes:
         return []
 
     def _take_in_of(self, peer: Peer, worker: int, message: Any) -> list[Event]:
+        """Events that follow from a message of a worker of the node."""
         seat = self._seats[worker]
         if isinstance(message, Ended):
             leaving = seat.leaving
@@ -293,8 +295,7 @@ class Nodes:
             self.say(f"{peer.name} joins, with {peer.node.machine.cores} cores")
 
     def _host(self, peer: Peer) -> None:
-        """Connects a node and receives what it sends, unrolls straight into their slots, until it
-        is gone."""
+        """Connects a node and receives from it, unrolls right into slots, until it is gone."""
         silence_s = self.terms.node_timeout_s
         try:
             fault = peer.connect(self._work, silence_s, self._ending)
@@ -302,15 +303,15 @@ class Nodes:
                 peer.node.fit = False
                 peer.kill()
                 return self._refuse(f"the node {peer.node.machine.address} {fault}")
-            self._heard.put((peer, _Joined()))
+            self._inbox.put((peer, _Joined()))
             while True:
-                self._heard.put((peer, peer.link.receive(partial(self._place, peer))))
+                self._inbox.put((peer, peer.link.receive(partial(self._place, peer))))
         except TimeoutError:
             silent = f"it sent nothing for {silence_s:g} s (cluster.node_timeout_s)"
             why = "its machine, its process or the network was stopped"
-            self._heard.put((peer, _Gone(f"{silent}: {why}")))
+            self._inbox.put((peer, _Disconnected(f"{silent}: {why}")))
         except Exception as error:  # whatever it is, the connection can't be used any more
-            self._heard.put((peer, _Gone(str(error) or type(error).__name__)))
+            self._inbox.put((peer, _Disconnected(str(error) or type(error).__name__)))
 
     def _place(self, peer: Peer, message: Any) -> Views:
         """The memory of the slots that a worker has filled."""
@@ -337,13 +338,13 @@ class Nodes:
         if peer not in self._peers:
             return []
         self._peers.remove(peer)
-        self._lost += 1
-        lost = [self._vacate(worker)._replace(executed=0) for worker in sorted(peer.workers)]
+        self._lost_nodes += 1
+        events = [self._vacate(worker)._replace(executed=0) for worker in sorted(peer.workers)]
         error = WorkerFault(f"{peer.name} was lost: {why}")
-        if not lost:
+        if not events:
             self.say(str(error))
             return []
-        return [Died(lost[0].worker, error, 0), *lost[1:]]
+        return [Died(events[0].worker, error, 0), *events[1:]]
 
     def _vacate(self, worker: int) -> Lost:
         """Takes away a worker's seat and grants."""
@@ -380,12 +381,13 @@ class Nodes:
                 seat.send(messages.Stop())
 
     def _require_nodes(self) -> None:
-        now, least, there = time.monotonic(), self.terms.nodes_min, len(self._peers)
-        if there >= least or not self._published:
+        """Raises WorkerFault if too few nodes have been present for too long."""
+        now, least, count = time.monotonic(), self.terms.nodes_min, len(self._peers)
+        if count >= least or not self._published:
             self._enough_s = now
         elif now - self._enough_s > self.terms.wait_s:
             raise WorkerFault(
-                f"cluster.nodes_min={least} nodes must be present, got {there} for "
+                f"cluster.nodes_min={least} nodes must be present, got {count} for "
                 f"{now - self._enough_s:.0f} s (cluster.wait_s): add nodes, and give the same "
                 "command again"
             )
@@ -408,8 +410,8 @@ class Nodes:
         return whereabouts(rows, self.spec.plan.unroll_steps)
 
     def report(self) -> dict[str, float]:
-        """Shares of every worker's time, and metrics of each node, ``node/INDEX/...``."""
-        report = {"data/nodes": float(len(self._peers)), "data/lost_nodes": float(self._lost)}
+        """Shares of each worker's time by phase, and node metrics ``node/INDEX/...``."""
+        report = {"data/nodes": float(len(self._peers)), "data/lost_nodes": float(self._lost_nodes)}
         with self._lock:
             for peer in self._peers:
                 report |= peer.report()
@@ -432,8 +434,8 @@ class Nodes:
                 peer.link.post(messages.Stop())
             for peer in self._peers:
                 peer.thread.join(max(0.0, deadline - time.monotonic()))
-            while not self._heard.empty():  # last words of environments
-                peer, message = self._heard.get()
+            while not self._inbox.empty():  # last words of environments
+                peer, message = self._inbox.get()
                 if isinstance(message, Said):
                     self._take_in(peer, message)
         finally:

@@ -44,15 +44,13 @@ def main(arguments: list[str]) -> int:
         ] = None,
         mask_from_info: Annotated[
             Literal["auto", "true", "false"],
-            arg(name="env.mask-from-info", help="where action masks are taken from"),
+            arg(name="env.mask-from-info", help="source of action masks"),
         ] = "auto",
         as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     ) -> None:
         nonlocal status
         if env is None:
-            raise ConfigError(
-                "quintet check-env must get an environment, got none: quintet check-env ID"
-            )
+            raise ConfigError("quintet check-env needs an environment: quintet check-env ID")
         if steps < 1:
             raise ConfigError(f"--steps must be at least 1, got {steps}")
         if not most_s > 0:

@@ -112,7 +112,7 @@ def _run(arguments: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        note("error: the working folder must exist, got a removed one: cd to another")
+        note("error: the working folder was removed: cd to another")
         return 1
     with results_apart() if "--json" in arguments else nullcontext():
         return command(_with_minus(arguments[1:]))

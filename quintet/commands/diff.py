@@ -56,8 +56,8 @@ def differences(a: RunSummary, b: RunSummary) -> dict[str, Any]:
             for name, values in _differing(a.options, b.options).items()
             if name not in _NOT_COMPARED
         },
-        "versions": _known(a.system, b.system),
-        "environment": _known(a.spaces, b.spaces),
+        "versions": _differences(a.system, b.system),
+        "environment": _differences(a.spaces, b.spaces),
         "reports": _reports(a, b),
         "scores": {
             name: [newest(run.reports, name) for run in (a, b)]
@@ -74,7 +74,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
-def _known(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] | None:
     """The differences; None if nothing is known of one of the two."""
     return {k: list(x) for k, x in _differing(a, b).items()} if a and b else None
 

@@ -123,7 +123,7 @@ def parse_arguments(arguments: Sequence[str]) -> Asked:
             known += _names([value] if joined else [], words)
         elif name in own:
             if not joined and not words:
-                raise ConfigError(f"{name} must have a value, got none: give one")
+                raise ConfigError(f"{name} needs a value: give one")
             own[name] = value if joined else words.pop(0)
             given.append(name)
         elif others or word.startswith("--"):
@@ -148,15 +148,15 @@ def parse_arguments(arguments: Sequence[str]) -> Asked:
 def _numbers(own: Mapping[str, str]) -> tuple[float, int, float]:
     """Seconds, seed and minutes, checked."""
     names = "--most-s", "--probe-seed", "--minutes"
-    told = ", ".join(f"{name} {own[name]}" for name in names)
+    values = ", ".join(f"{name} {own[name]}" for name in names)
     try:
         most_s, seed, minutes = float(own[names[0]]), int(own[names[1]]), float(own[names[2]])
     except ValueError as fault:
-        raise ConfigError(f"{', '.join(names)} must be numbers, got {told}") from fault
+        raise ConfigError(f"{', '.join(names)} must be numbers, got {values}") from fault
     if not (5.0 <= most_s <= 86_400.0 and 0 <= seed < 2**30 and 0.1 <= minutes <= 1e4):
         raise ConfigError(
             "--most-s must be in 5 .. 86,400, --probe-seed in 0 .. 2**30 and --minutes in 0.1 .. "
-            f"10,000, got {told}: correct them"
+            f"10,000, got {values}: correct them"
         )
     return most_s, seed, minutes
 
@@ -167,12 +167,13 @@ def _names(found: list[str], words: list[str]) -> list[str]:
         found.append(words.pop(0))
     names = [name for each in found for name in each.split(",") if name]
     if not names:
-        raise ConfigError("--known must have a name of a finding, got none: give one")
+        raise ConfigError("--known needs a name of a finding: give one")
     require_names("--known", names)
     return names
 
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
+    """The result for each run, as JSON holds it."""
     from quintet.doctor.run import does_well, examine_runs
     from quintet.findings.engine import ranked
 
@@ -203,11 +204,12 @@ def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
 
 
 def _environment(given: Asked, target: str) -> dict[str, Any]:
+    """The result for an environment, as JSON holds it; raises ConfigError."""
     from quintet.algorithms import registry
     from quintet.doctor.apart import examine_apart
 
-    for name, there in (("--try", given.minutes is not None), ("--baseline", given.baseline)):
-        if there:
+    for name, is_given in (("--try", given.minutes is not None), ("--baseline", given.baseline)):
+        if is_given:
             raise ConfigError(f"{name} must have a run, got {target}: leave it out")
     if len(given.targets) > 1:
         raise ConfigError(

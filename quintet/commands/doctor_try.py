@@ -37,7 +37,7 @@ def tried(result: dict[str, Any], minutes: float) -> dict[str, Any]:
     )
     if found is None:
         raise ConfigError(
-            "--try must have a finding with a command that changes options, got none: leave it out"
+            "--try needs a finding whose command changes options, and there is none: leave it out"
         )
     folder = Path(result["target"]).absolute()
     words = shlex.split(found["command"])[2:]
@@ -80,10 +80,10 @@ def _level(folder: Path) -> Level | None:
 def _lines(levels: list[Level | None], changed: str, time: str, place: str) -> list[str]:
     lines = [f"tried for {time} each, in {place}:"]
     for name, level in zip(("as it was", changed), levels, strict=True):
-        told = "no episode ended" if level is None else (
+        result = "no episode ended" if level is None else (
             f"mean return {level.mean:.4g} of the last {level.count:.0f} episodes"
         )  # fmt: skip
-        lines.append(f"   {name}: {told}")
+        lines.append(f"   {name}: {result}")
     before, after = levels
     if before is not None and after is not None:
         noise = _CLEARLY * (before.error**2 + after.error**2) ** 0.5

@@ -29,9 +29,7 @@ def main(arguments: list[str]) -> int:
     for word in arguments:
         name = word.removeprefix("--").partition("=")[0].replace("_", "-")
         if word.startswith("--") and name in OF_EVALUATIONS:
-            raise ConfigError(
-                f"options of quintet eval must be its own, got --{name}; {OF_EVALUATIONS[name]}"
-            )
+            raise ConfigError(f"--{name} is no option of quintet eval; {OF_EVALUATIONS[name]}")
     tyro.cli(Evaluate, prog="quintet eval", args=arguments).execute()
     return 0
 
@@ -111,14 +109,14 @@ class Evaluate:
                 video=self.video,
             )
         how = {"deterministic": not self.stochastic and not self.random, "random": self.random}
-        _print(scores, how, self.as_json)
+        say(json.dumps(_scores_as_json(scores) | how) if self.as_json else _scores_in_words(scores))
+        if scores.film_fault is not None:
+            raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 
     def _loaded(self) -> "tuple[Policy, Policy | Literal['random'] | None]":
         """The policy, and its opponent; raises ConfigError without a run."""
         if self.run is None:
-            raise ConfigError(
-                "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
-            )
+            raise ConfigError("quintet eval needs a run: quintet eval RUN [--episodes N] ...")
         from quintet.checkpoints.checkpoint import none_at
 
         run = run_path(self.run)
@@ -145,13 +143,6 @@ class Evaluate:
         return {name: value for name, value in typed.items() if value is not None}
 
 
-def _print(scores: "Scores", how: dict[str, bool], as_json: bool) -> None:
-    """Prints the scores, as JSON together with `how`; raises QuintetError if the film failed."""
-    say(json.dumps(_scores_as_json(scores) | how) if as_json else _scores_in_words(scores))
-    if scores.film_fault is not None:
-        raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
-
-
 def _numbers(values: "NDArray[np.float64]") -> dict[str, float]:
     """Mean, standard deviation and, if known, the 95% interval of the mean of an environment's own
     numbers ``[episodes]``; NaN does not count, and without a number there is only their count.
@@ -159,11 +150,10 @@ def _numbers(values: "NDArray[np.float64]") -> dict[str, float]:
     from quintet.observe.intervals import mean_interval
 
     own = values[values == values]
-    found: dict[str, float] = {"episodes": len(own)}
     if not len(own):
-        return found
+        return {"episodes": 0}
     mean, std = float(own.mean()), float(own.std())
-    found |= {"mean": mean, "std": std}
+    found: dict[str, float] = {"episodes": len(own), "mean": mean, "std": std}
     interval = mean_interval(mean, std, float(own.min()), float(own.max()), len(own))
     return found if interval is None else found | {"low": interval[0], "high": interval[1]}
 

@@ -37,7 +37,7 @@ class Save:
     def execute(self) -> None:
         """Saves, and prints what was saved."""
         if self.run is None:
-            raise ConfigError("quintet save must get a run, got none: quintet save RUN")
+            raise ConfigError("quintet save needs a run: quintet save RUN")
         if not self.wait_s > 0:
             raise ConfigError(f"--wait-s must be above 0, got {self.wait_s}")
         say(save(given_path(self.run), self.wait_s))
@@ -55,8 +55,8 @@ def save(run_dir: Path, wait_s: float) -> str:
         os.kill(holder.pid, signal.SIGUSR1)
     except PermissionError as fault:
         raise CheckpointError(
-            f"{run_dir} must be a run of this user, got one of process {holder.pid} of another "
-            "user: let that user run quintet save"
+            f"{run_dir} is trained by process {holder.pid} of another user: let that user run "
+            "quintet save"
         ) from fault
     except ProcessLookupError as fault:
         raise _nobody(run_dir) from fault
@@ -88,8 +88,9 @@ def _required_holder(run_dir: Path) -> Holder:
     here = socket.gethostname()
     if holder.host != here:
         raise CheckpointError(
-            f"{run_dir} must be a run on this machine ({here}), got one of process {holder.pid} on "
-            f"{holder.host or 'an unknown machine'}: run quintet save there"
+            f"{run_dir} is trained by process {holder.pid} on "
+            f"{holder.host or 'an unknown machine'}, not on this one ({here}): run quintet save "
+            "there"
         )
     if not _catches(holder.pid):
         raise CheckpointError(
@@ -103,8 +104,8 @@ def _nobody(run_dir: Path) -> CheckpointError:
     runs = [shown(run) for run in find_runs(run_dir) if run != run_dir]
     of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
-        f"{run_dir} must be in training, got no process that trains in it ({_newest(run_dir)}): "
-        f"nothing was saved, and nothing is lost{of_group}"
+        f"no process trains in {run_dir} ({_newest(run_dir)}): nothing was saved, and nothing is "
+        f"lost{of_group}"
     )
 
 

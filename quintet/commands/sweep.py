@@ -46,7 +46,7 @@ def read(arguments: list[str]) -> Asked:
     def ask(
         trials: Annotated[int | None, arg(help="number of trials", metavar="INT")] = None,
         minutes: Annotated[
-            float | None, arg(help="minutes of trials, also on fresh seeds", metavar="FLOAT")
+            float | None, arg(help="minutes, with reruns on fresh seeds", metavar="FLOAT")
         ] = None,
         jobs: Annotated[
             int,

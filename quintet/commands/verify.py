@@ -36,7 +36,7 @@ class Verify:
     def execute(self) -> None:
         """Verifies, and prints what was found."""
         if self.folder is None:
-            raise ConfigError("quintet verify must get a folder, got none: quintet verify DIR")
+            raise ConfigError("quintet verify needs a folder: quintet verify DIR")
         for name, most in (("most-s", self.most_s), ("most-gib", self.most_gib)):
             if not 0.0 < most < _LARGEST:
                 raise ConfigError(f"--{name} must be in 0 .. {_LARGEST:,}, got {most:g}")

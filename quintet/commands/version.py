@@ -1,5 +1,4 @@
-"""``quintet --version``: versions of quintet, of the packages that it builds on, and of the
-backends."""
+"""``quintet --version``: versions of quintet, the packages that it builds on, and backends."""
 
 import platform
 from importlib import metadata
@@ -14,11 +13,11 @@ def report() -> str:
         f"{name} {_version(name) or 'unknown'}" for name in ("torch", "numpy", "gymnasium")
     )
     lines = [f"quintet {quintet.__version__}", f"Python {platform.python_version()}, {base}"]
-    lines += [f"backend {name}: {_found(name, each)}" for name, each in BACKENDS.usable()]
+    lines += [f"backend {name}: {_versions_of(name, each)}" for name, each in BACKENDS.usable()]
     return "\n".join([*lines, *(f"warning: {fault}" for fault in BACKENDS.faults())])
 
 
-def _found(name: str, backend: Backend) -> str:
+def _versions_of(name: str, backend: Backend) -> str:
     """The packages of a backend with their versions, or the command that installs it."""
     if not backend.is_installed():
         return f"not installed: {backend.install}" if backend.install else "not installed"

@@ -53,13 +53,13 @@ def beside_rule(run: RunSummary, rule: str) -> Beside:
         return Beside()
     mean, error = float(returns.mean()), float(returns.std()) / len(returns) ** 0.5
     below = end.mean < mean - _CLEARLY * (error**2 + end.error**2) ** 0.5
-    said = (
+    text = (
         f"the rule: mean return {mean:.4g} of {len(returns)} episodes; the run in training, at "
         f"its end: {end.mean:.4g}{', which is below the rule' if below else ''}"
     )
     usual = max(mean - first.mean, float(returns.std()), 1e-9)
     if end.mean <= returns.max() or end.mean - mean <= _FAR * usual:
-        return Beside(None, said, below)
+        return Beside(None, text, below)
     finding = Finding(
         f"the returns, {end.mean:.4g}, are far above all {len(returns)} episodes of the rule, "
         f"whose best is {returns.max():.4g}: the policy may exploit a gap in the reward",
@@ -68,7 +68,7 @@ def beside_rule(run: RunSummary, rule: str) -> Beside:
         weight=0.5,
         name="reward-exploited",
     )
-    return Beside(finding, said, below)
+    return Beside(finding, text, below)
 
 
 def _played(run: RunSummary, choose: Any) -> NDArray[np.float64]:

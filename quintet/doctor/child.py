@@ -16,13 +16,13 @@ from quintet.jobs import work
 def main() -> int:
     """Examines by the payload; returns 0, 1 if the environment failed, 2 for wrong options."""
     payload, tell = work.receive()
-    asked = pickle.loads(payload)
+    request = pickle.loads(payload)
 
     from quintet.doctor import environment
     from quintet.errors import ConfigError, QuintetError
     from quintet.system.user_code import raised
 
-    _watch(asked["deadline_s"], tell)
+    _watch(request["deadline_s"], tell)
     stage = "making it"
     tell({"stage": stage})
 
@@ -33,12 +33,12 @@ def main() -> int:
 
     try:
         source = None
-        if asked["source"] is not None:
-            source = pickle.loads(asked["source"])
-        loaded = environment.load(asked["algo"], asked["words"], source)
-        options = environment.options_of(loaded, asked["typed"])
+        if request["source"] is not None:
+            source = pickle.loads(request["source"])
+        loaded = environment.load(request["algo"], request["words"], source)
+        options = environment.options_of(loaded, request["typed"])
         for seen, found in environment.examine(
-            loaded, options, asked["seed"], asked["seconds"], begun
+            loaded, options, request["seed"], request["seconds"], begun
         ):
             step_s = None if seen.check is None else seen.check.step_s
             found_so_far = [each.as_json() for each in found]

@@ -74,8 +74,8 @@ def hidden_clock(
     y, left = y[:, [place]], left[:, [place]]
 
     def gained(left: Floats) -> float:
-        told = scores(products[~chosen], left[~chosen], group[~chosen])[0]
-        return told.low * float(left.var() / max(y.var(), 1e-18)) * (told.low >= _TOLD)
+        score = scores(products[~chosen], left[~chosen], group[~chosen])[0]
+        return score.low * float(left.var() / max(y.var(), 1e-18)) * (score.low >= _TOLD)
 
     gain = gained(left)
     if gain >= _GAIN:  # a network may tell it without a clock, such as an hour that jumps

@@ -168,8 +168,7 @@ class RunSeen:
 
     @cached_property
     def learns(self) -> bool:
-        """Whether the returns rose beyond their noise, and at least half of the highest rise is
-        left."""
+        """Whether returns rose beyond their noise and kept at least half of the highest rise."""
         rise, first, end = self.rise, self.first_level, self.last_level
         if rise is None or rise <= 1.0 or first is None or end is None:
             return False

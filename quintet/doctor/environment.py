@@ -77,6 +77,7 @@ def findings(seen: Seen) -> list[Finding]:
 
 
 def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[Stage]:
+    """The stages of an examination in order, each of which fills a part of `seen`."""
     env = loaded.env
 
     def check() -> None:
@@ -86,7 +87,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
 
     def played() -> None:
         assert seen.check is not None
-        with closing(_made(env)) as made:
+        with closing(_make_env(env)) as made:
             singles = env.singles(made)
             if singles and seen.threshold is None:
                 seen.threshold = threshold_of(getattr(singles[0].unwrapped, "spec", None))
@@ -107,7 +108,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
         if _STREAMS * (seen.step_s * 2 * AFTER + LEAST_RESETS * reset_s) > 0.2 * most_s:
             seen.unmade["pairs"] = _SLOW
             return
-        with closing(_made(env)) as made:
+        with closing(_make_env(env)) as made:
             if made.description.one_seed:
                 seen.unmade["pairs"] = "its streams can't have the same seed"
                 return
@@ -147,7 +148,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
     yield "predict", fitted
 
 
-def _made(env: ResolvedEnv) -> VectorEnv:
+def _make_env(env: ResolvedEnv) -> VectorEnv:
     streams = env.streams_of(_STREAMS)
     with closing(make_group_env(env, env.streams_of(1))) as first:
         env = settled(env, first.spaces)
@@ -166,9 +167,9 @@ def load(algo: str, words: list[str], source: EnvSource | None = None) -> Loaded
     """The configuration of a run in the environment, from words as for ``quintet train``; source:
     makes it in place of its id.
     """
-    asked = parse("config", [algo, *words])
+    parsed = parse("config", [algo, *words])
     return load_config(
-        asked.algo, asked.files, asked.options, source, trust=asked.trust, beside=True
+        parsed.algo, parsed.files, parsed.options, source, trust=parsed.trust, beside=True
     )
 
 
@@ -180,13 +181,13 @@ def options_of(loaded: Loaded, words: str) -> Options:
     config = loaded.config
     name, learning = shlex.quote(config.env.id), Learning.of(config.algo, config.learner)
     recurrent = "model.core" not in registry.find(config.algo).needs
-    again = Again(
+    command = Again(
         f"quintet train {config.algo} --env {name}{words}",
         f"runs/{config.algo}-{name_in_folder(config.env.id)}-",
         f"quintet check-env {name}{env_words(config.env.model_dump())}",
     )
     return Options(
-        again,
+        command,
         learning.gamma,
         config.model.core != "none" or config.env.frame_stack > 1,
         "--model.core lstm" if recurrent else "--env.frame-stack 4",

@@ -164,6 +164,7 @@ class _Table:
         self.steps = played.steps_before[t, b]
 
     def input(self, *, memory: bool = False, actions: bool = False, after: bool = False) -> Floats:
+        """The inputs of predictors ``[N, F]``, with the two steps before or the one after."""
         parts = [self.obs, self.action]
         if after:
             parts.append(self.after)
@@ -195,8 +196,8 @@ class _Table:
 
 
 def _table(played: Play, most: int) -> _Table:
-    """About `most` rows; whole episodes, since what belongs to an episode shows only in several of
-    its rows."""
+    """At most `most` rows, of randomly chosen whole episodes (the last may be cut): effects that
+    are constant in an episode show only over several of its rows."""
     use = _with_history(played)
     place = np.argwhere(use)
     if len(place) > most:
@@ -393,6 +394,7 @@ def _by_episode(left: Floats, factors: list[Floats], group: NDArray[np.int64]) -
 
 
 def _action_share(table: _Table, change: Floats) -> float:
+    """The largest share by which an action's effect differs between episodes."""
     # Held actions belong to their episode.
     free = ~table.played.held[table.b]
     group = table.group[free]
@@ -401,8 +403,8 @@ def _action_share(table: _Table, change: Floats) -> float:
     # Skip numbers that the action alone predicts: there episodes can't differ.
     left = residuals(table.input()[free], change[free], group)
     shares = [0.0]
-    told = 1.0 - left.var(0) / np.maximum(change[free].var(0), 1e-18)
-    for column in left.T[told < _TOLD]:
+    explained = 1.0 - left.var(0) / np.maximum(change[free].var(0), 1e-18)
+    for column in left.T[explained < _TOLD]:
         for action in table.action[free].T:
             centred = action - action.mean()
             if centred.std() > 1e-9:

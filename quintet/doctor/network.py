@@ -15,14 +15,14 @@ _LOOK, _PATIENCE = 50, 3  # steps between looks at rows that end it; looks witho
 _SPARE = 6  # one row in so many is for these looks
 
 
-def by_network(x: Floats, y: Floats, group: Groups, asked: Floats) -> Floats:
-    """Predictions for `asked` of a network that was fitted to the other rows."""
+def by_network(x: Floats, y: Floats, group: Groups, queries: Floats) -> Floats:
+    """Predictions for `queries` of a network that was fitted to the other rows."""
     mean, std = x.mean(0), np.maximum(x.std(0), 1e-9)
     middle, spread = y.mean(0), np.maximum(y.std(0), 1e-12)
-    z, target, there = (
+    z, target, inputs = (
         torch.as_tensor(each, dtype=torch.float32)
         for each in (((x - mean) / std).clip(-6, 6), (y - middle) / spread,
-                     ((asked - mean) / std).clip(-6, 6))
+                     ((queries - mean) / std).clip(-6, 6))
     )  # fmt: skip
     spare = torch.as_tensor(group % _SPARE == 0)
     if not spare.any() or spare.all():
@@ -32,20 +32,20 @@ def by_network(x: Floats, y: Floats, group: Groups, asked: Floats) -> Floats:
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
-            best = _trained(z[~spare], target[~spare], (z[spare], target[spare]), there)
+            best = _trained(z[~spare], target[~spare], (z[spare], target[spare]), inputs)
     finally:
         torch.set_num_threads(threads)
     return np.asarray(best.numpy().astype(np.float64) * spread + middle)
 
 
-def _trained(x: Tensor, y: Tensor, spare: tuple[Tensor, Tensor], asked: Tensor) -> Tensor:
+def _trained(x: Tensor, y: Tensor, spare: tuple[Tensor, Tensor], queries: Tensor) -> Tensor:
     """Predictions of the network at the step at which it predicts the spare rows best."""
     net = nn.Sequential(
         nn.Linear(x.shape[1], _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
         nn.Linear(_WIDTH, y.shape[1]),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(net.parameters(), _RATE, weight_decay=1e-3, fused=True)
-    least, best, waited = float(spare[1].square().mean()), torch.zeros(len(asked), y.shape[1]), 0
+    least, best, waited = float(spare[1].square().mean()), torch.zeros(len(queries), y.shape[1]), 0
     for step in range(1, _STEPS + 1):
         rows = torch.randint(len(x), (_BATCH,))
         optimizer.param_groups[0]["lr"] = _RATE * (1.0 - step / (_STEPS + 1))
@@ -58,7 +58,7 @@ def _trained(x: Tensor, y: Tensor, spare: tuple[Tensor, Tensor], asked: Tensor) 
                 missed = float((net(spare[0]) - spare[1]).square().mean())
                 waited += 1
                 if missed < least:
-                    least, best, waited = missed, net(asked), 0
+                    least, best, waited = missed, net(queries), 0
             if waited == _PATIENCE:
                 break
     return best

@@ -77,7 +77,7 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
     found, begin = Pairs(), perf_counter()
     count, starts = env.num_streams, set[bytes]()
     greatest = _greatest(env, seed)
-    reached: list[float] = []
+    fractions: list[float] = []
     for number in range(8):
         own = seed + 1000 * number
         for prefix in (*_PREFIXES, *_LATER):
@@ -92,7 +92,9 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
             if greatest is not None and prefix < 7:
                 parts = [part * sign for part in _PARTS for sign in (1.0, -1.0)]
                 branch = _Branch(env, own, prefix, [greatest * part for part in parts[: count - 2]])
-                reached.append(_reached(_track(env, own, prefix + 1 + AFTER, branch), prefix))
+                fractions.append(
+                    _largest_fraction(_track(env, own, prefix + 1 + AFTER, branch), prefix)
+                )
             if perf_counter() - begin > most_s:
                 found.cut = prefix != _LATER[-1]
                 break
@@ -104,7 +106,7 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
         found.varied += bool((track.reward != track.reward[0, 0]).any())
         if perf_counter() - begin > most_s:
             break
-    known = [x for x in reached if not math.isnan(x)]
+    known = [x for x in fractions if not math.isnan(x)]
     found.reached = max(known) if known else math.nan
     found.starts = len(starts)
     return found
@@ -123,6 +125,7 @@ class _Track:
 
 
 def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
+    """Rows that copies with the same seed give for the chosen actions."""
     count = env.num_streams
     names = [
         name
@@ -130,10 +133,10 @@ def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
         if name != ACTION_MASK and name.split("/")[0] != LAST_ACTION
     ]
     obs, reward, ended, unlike, start = [], [], [], "", b""
-    for given in chosen_rows(env, steps, [seed] * count, choose):
-        row = given.row
+    for step in chosen_rows(env, steps, [seed] * count, choose):
+        row = step.row
         hashes = [hash(tuple(row.obs[n][b].tobytes() for n in names)) for b in range(count)]
-        if not given.number:
+        if not step.number:
             start = b"".join(row.obs[name][0].tobytes() for name in names)
             if len(set(hashes)) > 1:
                 unlike = "the first observation"
@@ -145,7 +148,7 @@ def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
         pair = hashes[0] != hashes[1], not equal
         if not unlike and any(pair):
             what = "an observation" if pair[0] else "a reward"
-            unlike = f"{what} at step {given.number}"
+            unlike = f"{what} at step {step.number}"
     shape = (len(obs), count)
     return _Track(
         start,
@@ -181,9 +184,8 @@ def _add(found: Pairs, track: _Track, prefix: int, unlike: Sequence[int]) -> int
     return len(track.obs) if unlike else 0
 
 
-def _reached(track: _Track, prefix: int) -> float:
-    """The largest fraction of the greatest action whose effect differs from the next smaller
-    fraction's."""
+def _largest_fraction(track: _Track, prefix: int) -> float:
+    """The largest fraction of the greatest action whose effect differs from the next smaller's."""
     if track.unlike or track.ended[: prefix + 1].any():
         return math.nan
     rows = track.obs[prefix:, 2:]
@@ -267,8 +269,8 @@ def remembers(single: gymnasium.Env[Any, Any], seed: int) -> str:
                 actions.append(_random_action(single.action_space, obs, generator))
             elif row != first[step]:
                 pairs = zip(row, first[step], strict=True)
-                which = next(i for i, (x, y) in enumerate(pairs) if x != y)
-                what = ("an observation", "a reward", "the ending", "the ending")[which]
+                place = next(i for i, (x, y) in enumerate(pairs) if x != y)
+                what = ("an observation", "a reward", "the ending", "the ending")[place]
                 return f"{what} at step {step}" if step else "the first observation"
             if any(row[2:]) or step == AGAIN:
                 break

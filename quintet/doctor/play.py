@@ -127,15 +127,15 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
     if not masked:
         held[env.num_streams // 2 :] = True
     seeds = [seed + i for i in range(env.num_streams)]
-    choose = _Held(uniform_chooser(env, seed), held, seed)
+    choose = _RepeatingChooser(uniform_chooser(env, seed), held, seed)
     obs: list[Floats] = []
     actions: list[Floats] = []
     rows: list[list[NDArray[Any]]] = []
     bad, ended, number = "", False, 0
     seen = RowsSeen(env.spaces.observation, env.num_streams)
     begin = perf_counter()
-    for given in chosen_rows(env, steps + further, seeds, choose):
-        row, number = given.row, given.number
+    for step in chosen_rows(env, steps + further, seeds, choose):
+        row, number = step.row, step.number
         if number > steps:
             ended = bool((row.terminated | row.truncated).any())
             if ended or perf_counter() - begin > most_s:
@@ -143,7 +143,7 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
             continue
         numbers = reader.numbers(row.obs)
         if not (np.isfinite(numbers).all() and np.isfinite(row.raw_reward).all()):
-            bad = _bad(row.obs, row.raw_reward, given.number)
+            bad = _bad(row.obs, row.raw_reward, step.number)
             break
         obs.append(numbers)
         reader.look(row.obs, number)
@@ -190,7 +190,7 @@ def _bad(obs: Mapping[str, NDArray[Any]], reward: NDArray[Any], step: int) -> st
 
 
 @final
-class _Held:
+class _RepeatingChooser:
     """Chooses actions of another chooser and repeats them in some streams.
 
     last: the actions ``[B, ...]`` that were chosen.
@@ -204,8 +204,8 @@ class _Held:
     def __call__(self, leaves: Obs) -> NDArray[Any]:
         new = self.choose(leaves).copy()
         if len(self.last):
-            again = self.held & (self.generator.random(len(self.held)) < _HELD)
-            new[again] = self.last[again]
+            repeats = self.held & (self.generator.random(len(self.held)) < _HELD)
+            new[repeats] = self.last[repeats]
         self.last = new
         return new
 

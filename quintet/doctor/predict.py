@@ -63,11 +63,11 @@ def nearest_score(x: Floats, y: Floats, group: Groups) -> Score:
     return scores((z - z.mean(0)) / z.std(0), y[:, None], group, _nearest)[0]
 
 
-def _nearest(x: Floats, y: Floats, _: Groups, asked: Floats) -> Floats:
+def _nearest(x: Floats, y: Floats, _: Groups, queries: Floats) -> Floats:
     size = np.square(x).sum(1)
     found = [
         np.argpartition(size - 2.0 * some @ x.T, _NEAREST - 1, 1)[:, :_NEAREST]
-        for some in np.array_split(asked, -(-len(asked) // _AT_ONCE))
+        for some in np.array_split(queries, -(-len(queries) // _AT_ONCE))
     ]
     return np.asarray(y[np.concatenate(found)].mean(1), np.float64)
 
@@ -107,12 +107,12 @@ def folds(
     return left, [score_of(each) for each in table.T]
 
 
-def _regression(x: Floats, y: Floats, _: Groups, asked: Floats) -> Floats:
+def _regression(x: Floats, y: Floats, _: Groups, queries: Floats) -> Floats:
     features, mean = _features(x), y.mean(0)
     learned = _ridge(features(x), y - mean)
     # Errors beyond what was ever seen say more about the predictor than about the data.
-    told = np.clip(features(asked) @ learned + mean, y.min(0), y.max(0))
-    return np.asarray(told, np.float64)
+    predicted = np.clip(features(queries) @ learned + mean, y.min(0), y.max(0))
+    return np.asarray(predicted, np.float64)
 
 
 def _features(x: Floats) -> Features:

@@ -96,21 +96,22 @@ def findings(seen: RunSeen) -> list[Finding]:
 
 def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
     """The findings of all policies, each once, with the number of policies that have it."""
-    held: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
+    by_name: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
     for seen in policies:
         for each in findings(seen):
-            held.setdefault((each.name, each.subject), []).append((each, seen.policy))
+            by_name.setdefault((each.name, each.subject), []).append((each, seen.policy))
     found = []
-    for those in held.values():
-        first, policy = max(those, key=lambda each: each[0].weight)
+    for members in by_name.values():
+        first, policy = max(members, key=lambda each: each[0].weight)
         if len(policies) > 1 and not first.name.startswith("option-"):
-            where = f"in {len(those)} of {len(policies)} policies, most of all in policy {policy}"
+            where = f"in {len(members)} of {len(policies)} policies, most of all in policy {policy}"
             first = replace(first, said=f"{first.said} ({where})")
         found.append(first)
     return found
 
 
 def _of_folder(run: RunSummary) -> Iterable[Finding]:
+    """The finding that a folder can't be read whole."""
     if run.state == "damaged" or not run.reports:
         why = run.faults[0] if run.faults else "it has no reports"
         yield Finding(
@@ -138,19 +139,19 @@ def seen_of(run: RunSummary) -> list[RunSeen]:
     spaces = _spaces(run)
     usual, tuned = _usual(run, algo, spaces)
     config = _config(run, algo)
-    still = _idle(run, config, spaces)
+    idle_options = _idle(run, config, spaces)
     roles: dict[str, list[str]] = {}
     for name, info in fields.items():
-        if name in still:
+        if name in idle_options:
             continue
         for role in {name, *about(info).also}:
             roles.setdefault(role, []).append(name)
     if not roles.keys() & {"learning_rate"} and "lr" in roles:
         roles["learning_rate"] = roles["lr"]
-    given = frozenset(x for x in run.options if _is_given(run, x) and x not in still)
+    chosen = frozenset(x for x in run.options if _is_given(run, x) and x not in idle_options)
     train = shlex.join(["quintet", "train", algo, "--config", f"{shown(run.folder)}/config.yaml"])
     folder = run.folder.absolute()  # the path may be "."
-    again = Again(train, str(shown(folder.with_name(f"{folder.name}-"))))
+    command = Again(train, str(shown(folder.with_name(f"{folder.name}-"))))
     actions = [] if spaces is None else action_leaves(spaces.action)
     boxes = any(isinstance(leaf, Box) for leaf in actions)
     return [
@@ -159,9 +160,9 @@ def seen_of(run: RunSummary) -> list[RunSeen]:
             policy,
             reports,
             usual,
-            given,
+            chosen,
             _parts(algo, config, spaces),
-            again,
+            command,
             {role: tuple(names) for role, names in roles.items()},
             tuned=tuned,
             continuous=boxes or any("policy/std_mean" in each for each in reports),

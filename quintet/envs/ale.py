@@ -20,7 +20,6 @@ from quintet.envs import atari
 from quintet.envs.backends import Backend, Group, Identity
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -40,7 +39,7 @@ class AleVectorEnv:
     """One synchronous AtariVectorEnv, which steps from `send` to `recv`; observations are single
     frames ``[B, 84, 84]``.
 
-    metrics: reads the episodes' own numbers.
+    infos: reads success and the episodes' own numbers.
     """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
@@ -68,8 +67,7 @@ class AleVectorEnv:
         # The action in the row after a lost life; after the end of a game it is ignored.
         self._after_life = names.index("FIRE") if fire else 0
         self.num_streams = num_streams
-        env_id, self._success_key = env.config.id, key_of(env.config.success)
-        self.metrics = env.metrics_reader(num_streams)
+        env_id, self.infos = env.config.id, env.info_reader(num_streams)
         action_space = action_space_of(self._env.single_action_space, env_id)
         self.spaces = Spaces(spaces.Box(0, 255, (84, 84), np.uint8), action_space)
         rule, limit = env.config.success, config.max_episode_steps
@@ -83,8 +81,8 @@ class AleVectorEnv:
         self._finish_flight()
         obs, _ = self._env.reset(seed=np.array(checked))
         self._ended[:] = False
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         out["obs"][:] = obs[:, 0]
 
     def send(self, action: Array) -> None:
@@ -104,11 +102,8 @@ class AleVectorEnv:
         out.terminated[:] = terminated & out.valid
         out.truncated[:] = truncated & ~terminated & out.valid
         np.logical_or(terminated, truncated, out=self._ended)
-        if self._success_key is not None:
-            ended, who = self._ended & out.valid, f"{self.description.id} (ale)"
-            write_success(out.success, ended, infos, self._success_key, who)
-        if self.metrics is not None:
-            self.metrics.step(infos, out.valid, self._ended & out.valid, out)
+        if self.infos is not None:
+            self.infos.step(infos, out.valid, self._ended & out.valid, out)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("ALE's vector environment can't draw")

@@ -203,9 +203,9 @@ class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        lost = info["lives"] < self._lives
+        life_lost = info["lives"] < self._lives
         self._lives = info["lives"]
-        self._goes_on = self._config.episodic_life and lost and not terminated
+        self._goes_on = self._config.episodic_life and life_lost and not terminated
         return obs, reward, terminated, truncated, info
 
     def reset(

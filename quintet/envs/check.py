@@ -1,5 +1,4 @@
-"""Checks of an environment before a run: its spaces, its speed, and whether a seed makes it
-reproducible."""
+"""Checks of an environment before a run: its spaces, speed, and whether seeds reproduce it."""
 
 import math
 from contextlib import closing
@@ -71,11 +70,11 @@ class EnvCheck:
     keeps: str = ""
     findings: list[Finding] = field(default_factory=list)
 
-    def fault(self, name: str, said: str) -> None:
-        self.findings.append(Finding(said, weight=LIKELY, name=name))
+    def fault(self, name: str, text: str) -> None:
+        self.findings.append(Finding(text, weight=LIKELY, name=name))
 
-    def remark(self, said: str) -> None:
-        self.findings.append(Finding(said))
+    def remark(self, text: str) -> None:
+        self.findings.append(Finding(text))
 
     @property
     def faults(self) -> list[str]:
@@ -201,22 +200,22 @@ class _Statistics:
         self.first: dict[str, bytes] = {}
         self.rewarded = 0
 
-    def add(self, given: Row) -> None:
+    def add(self, step: Row) -> None:
         """Takes a row."""
-        row, found = given.row, self.found
+        row, found = step.row, self.found
         for name, x in row.obs.items():
             low, high = self.span.get(name, (x[0], x[0]))
             self.span[name] = np.minimum(low, x.min(0)), np.maximum(high, x.max(0))
         try:
             check_finite(
                 {name: x[None] for name, x in row.obs.items()},
-                row.raw_reward[None], 0, self.seeds, found.env, given.number,
+                row.raw_reward[None], 0, self.seeds, found.env, step.number,
             )  # fmt: skip
         except EnvironmentFault as fault:
             if not found.faults:
                 found.fault("not-finite", str(fault))
-        if not given.number:
-            found.reset_s = given.seconds * self.agents / self.count
+        if not step.number:
+            found.reset_s = step.seconds * self.agents / self.count
             half = self.count // _COPIES
             if all(x[:half].tobytes() == x[half:].tobytes() for x in row.obs.values()):
                 found.remark("the first observation is the same with two different seeds")
@@ -225,14 +224,14 @@ class _Statistics:
         # Agents of a game may be absent, so their rows are not judged.
         rule = "" if found.faults or self.agents > 1 else _misplaced(row, self.ended, self.clipped)
         if rule:
-            said = f"{rule} at step {given.number}: mend recv of backend {found.env.backend!r}"
-            found.fault("check-fault", said)
+            text = f"{rule} at step {step.number}: mend recv of backend {found.env.backend!r}"
+            found.fault("check-fault", text)
         self.ended = row.terminated | row.truncated
         for name, x in row.obs.items():
             self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
         valid = row.valid
         if valid.reshape(-1, self.agents).any(1).all():  # no environment was reset
-            self.seconds.append(given.seconds * self.agents / self.count)
+            self.seconds.append(step.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
         self.seen.add(row)
         # A game in turns may pay an agent while others act.
@@ -244,6 +243,7 @@ class _Statistics:
         found.truncated += int(row.truncated.sum())
 
     def end(self) -> None:
+        """Stores medians and shares, and remarks on leaves out of bounds or constant."""
         found = self.found
         if self.seconds:
             found.step_s = float(np.median(self.seconds))
@@ -257,9 +257,9 @@ class _Statistics:
                     f"{float(low.min()):.6g} and {float(high.max()):.6g}"
                 )
         for name, changed in self.changed.items():
-            lost = coarse(name, *self.span[name], found.spaces, normalized=False)
-            if lost is not None:
-                found.remark(lost)
+            rounding = coarse(name, *self.span[name], found.spaces, normalized=False)
+            if rounding is not None:
+                found.remark(rounding)
             elif not changed:
                 found.remark(f"observation {name!r} never changed")
 
@@ -271,6 +271,7 @@ class _Statistics:
 
 
 def _judge(found: EnvCheck) -> None:
+    """Adds the faults and remarks that follow from the check's measures."""
     if found.same_seeds:
         found.fault(
             "not-repeatable",

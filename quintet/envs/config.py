@@ -10,6 +10,8 @@ from quintet.options.bounds import Bounded, EpisodeSteps, Layers, Streams, Tasks
 from quintet.options.declaration import Kwargs, Needs, Options, option
 
 if TYPE_CHECKING:
+    from quintet.envs.info_metrics import Term
+
     BackendName = str
 else:
     BackendName = Literal["auto", *BACKENDS.names()]
@@ -155,8 +157,8 @@ class EnvConfig(Options):
         on_resume="free",
     )
     """number of processes that step Python environments in the serial runtime and in evaluations;
-    1: the run's own process; none: one process per core if steps compute, one per stream (at most
-    64) if they wait, where that is faster for the first rows; results do not depend on it
+    1: the run's own process; none: one per core if steps compute, one per stream (at most 64) if
+    they wait, unless the first rows are slower with them; results do not depend on it
     """
 
     fresh_at_checkpoints: bool = option(
@@ -189,19 +191,20 @@ class EnvConfig(Options):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        given, limit = self.kwargs.get(LIMIT), self.max_episode_steps
-        if limit is not None and given not in (None, limit):
+        other, limit = self.kwargs.get(LIMIT), self.max_episode_steps
+        if limit is not None and other not in (None, limit):
             raise ValueError(
-                f"max_episode_steps must be given once; got {limit}, and {given} in kwargs; leave "
+                f"max_episode_steps must be given once; got {limit}, and {other} in kwargs; leave "
                 "one of them out"
             )
         return self
 
     @model_validator(mode="after")
     def _metric_is_there(self) -> Self:
-        told = self.curriculum or {}
-        metric = str(told.get("metric", "success")).removeprefix("-")
-        if told.get("kind") == "stages" and metric == "success" and self.success is None:
+        """Refuses stages by success without a rule of success."""
+        curriculum = self.curriculum or {}
+        metric = str(curriculum.get("metric", "success")).removeprefix("-")
+        if curriculum.get("kind") == "stages" and metric == "success" and self.success is None:
             raise ValueError(
                 "curriculum must have a metric that episodes report, got success without a rule "
                 "for it: give env.success, or the metric return, length or env/NAME"
@@ -215,13 +218,18 @@ class EnvConfig(Options):
         return dict(self.kwargs) if limit is None else {**self.kwargs, LIMIT: limit}
 
     @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of the numbers of its own that each episode has, once `metrics` is settled."""
+    def terms(self) -> "tuple[Term, ...]":
+        """The terms of `metrics`; empty while it is not settled."""
         if self.metrics in ("auto", "none"):
             return ()
         from quintet.envs.info_metrics import read_terms
 
-        return tuple(term.name for term in read_terms(self.metrics))
+        return read_terms(self.metrics)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the numbers of its own that each episode has, once `metrics` is settled."""
+        return tuple(term.name for term in self.terms)
 
     @property
     def num_groups(self) -> int:

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
     return_: sum of its raw rewards; length: in env_steps.
     success: None without ``env.success``.
     env_steps: of the run, when it was learned from.
-    score: see `Kind.score_of`, mean over its rows; None if it is not known.
+    score: see `Levels.score_of`, mean over its rows; None if it is not known.
     metrics: the environment's own numbers, by the name after ``env/``.
     """
 
@@ -60,12 +60,10 @@ class Ended(NamedTuple):
 
     def metric(self, name: str) -> float | None:
         """A metric; None if it has none.  ``-NAME`` is its negative."""
-        if name.startswith("-"):
-            value = self.metric(name[1:])
-            return None if value is None else -value
         own = {"return": self.return_, "length": float(self.length), "success": self.success}
-        value = own.get(name, self.metrics.get(name.removeprefix("env/")))
-        return None if value is None else float(value)
+        plain, sign = name.removeprefix("-"), -1.0 if name.startswith("-") else 1.0
+        value = own.get(plain, self.metrics.get(plain.removeprefix("env/")))
+        return None if value is None else sign * float(value)
 
 
 class Kind(Options):
@@ -78,15 +76,6 @@ class Kind(Options):
     def said(self) -> str:
         """The stage, for the user; "" without stages."""
         return ""
-
-    @property
-    def scored(self) -> bool:
-        """Whether it needs scores of episodes."""
-        return False
-
-    def score_of(self, advantage: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The score of each row by its advantage."""
-        return advantage
 
     def options(self, stream: int, rng: Generator, *, final: bool = False) -> Chosen:
         """The options of an episode; final: of an evaluation, at the end of the curriculum."""
@@ -119,13 +108,15 @@ class Stages(Kind):
     metric: str = Field("success", pattern=r"^-?(success|return|length|env/.+)$")
     episodes: int = Field(100, ge=1)
     back: float | None = None
+    _bars: list[float] = PrivateAttr(default_factory=list)
     _stage: int = 0
     _recent: list[float] = PrivateAttr(default_factory=list)  # metrics of the stage's last episodes
     _lacking: int = 0  # episodes without the metric
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        count, bars = len(self.stages), self._bars
+        count = len(self.stages)
+        bars = self._bars = self.bar if isinstance(self.bar, list) else [self.bar] * (count - 1)
         if len(bars) != count - 1:
             raise ValueError(
                 f"bar must be one number, or {count - 1} numbers for {count} stages (the last "
@@ -134,10 +125,6 @@ class Stages(Kind):
         if self.back is not None and any(self.back >= bar for bar in bars):
             raise ValueError(f"back must be less than bar, got {self.back} and {min(bars)}")
         return self
-
-    @property
-    def _bars(self) -> list[float]:
-        return self.bar if isinstance(self.bar, list) else [self.bar] * (len(self.stages) - 1)
 
     @property
     def said(self) -> str:
@@ -162,13 +149,10 @@ class Stages(Kind):
         self._recent = [*self._recent, value][-self.episodes :]
         if len(self._recent) < self.episodes:
             return
-        mean, by = self._mean, 0
-        if self._stage + 1 < len(self.stages) and mean >= self._bars[self._stage]:
-            by = 1
-        elif self._stage and self.back is not None and mean < self.back:
-            by = -1
-        if by:
-            self._stage, self._recent = self._stage + by, []
+        mean = self._mean
+        on = self._stage + 1 < len(self.stages) and mean >= self._bars[self._stage]
+        if on or (self._stage and self.back is not None and mean < self.back):
+            self._stage, self._recent = self._stage + (1 if on else -1), []
 
     @property
     def _mean(self) -> float:
@@ -246,16 +230,18 @@ class Levels(Kind):
     def _several(self) -> Self:
         given = self.levels
         self._all = [{RESET_SEED: i} for i in range(given)] if isinstance(given, int) else given
-        self._places = {_key(level): i for i, level in enumerate(self._all)}
+        self._places = {json.dumps(level, sort_keys=True): i for i, level in enumerate(self._all)}
         self._scores = np.zeros(len(self._all))
         self._stamps = np.zeros(len(self._all), np.int64)
         return self
 
     @property
     def scored(self) -> bool:
+        """Whether it needs scores of episodes."""
         return self.score != "none"
 
     def score_of(self, advantage: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The score of each row by its advantage."""
         return np.abs(advantage) if self.score == "value_loss" else np.maximum(advantage, 0.0)
 
     @property
@@ -281,7 +267,7 @@ class Levels(Kind):
         return self._all[rng.choice(len(self._all), p=None if final else self._weights)]
 
     def ended(self, episode: Ended) -> None:
-        place = self._places.get(_key(episode.options))
+        place = self._places.get(json.dumps(episode.options, sort_keys=True))
         if place is not None and (episode.score is not None or not self.scored):
             self._stamps[place] = self._stamps.max() + 1
             self._scores[place], self._weights = episode.score or 0.0, None
@@ -299,10 +285,6 @@ class Levels(Kind):
         return found | ({"score_mean": float(self._scores[seen].mean())} if seen.any() else {})
 
 
-def _key(options: Chosen | None) -> str:
-    return json.dumps(options, sort_keys=True)
-
-
 @final
 class OfUser(Kind):
     """A curriculum of the user's own; each fault of it is a ConfigError."""
@@ -313,9 +295,8 @@ class OfUser(Kind):
 
     @model_validator(mode="after")
     def _make(self) -> Self:
-        maker = code_of("env.curriculum", self.kind, "curriculum")
-        self._made = maker
-        if callable(maker):
+        self._made = code_of("env.curriculum", self.kind, "curriculum")
+        if callable(self._made):
             self._made = self._call("__call__", **(self.model_extra or {}))
         lacks = [name for name in _METHODS if not self._has(name)]
         if lacks:
@@ -393,19 +374,15 @@ def record_of(given: Any) -> Any:
     """
     if isinstance(given, str | Mapping):
         return given
-    if not isinstance(given, type) and all(hasattr(given, name) for name in _METHODS):
-
-        def copies() -> Any:
-            return deepcopy(given)
-
-        copies.__module__, copies.__qualname__ = type(given).__module__, f"<{type(given).__name__}>"
-        return {"kind": Given(copies)}
-    if callable(given):
+    made = not isinstance(given, type) and all(hasattr(given, name) for name in _METHODS)
+    if callable(given) and not made:
         return {"kind": named("curriculum", given)}
-    raise ConfigError(
-        f"curriculum must be an object with the methods {', '.join(_METHODS)}, or a class that "
-        f"makes one, got {given!r:.100}: add the methods"
-    )
+
+    def copies() -> Any:
+        return deepcopy(given)
+
+    copies.__module__, copies.__qualname__ = type(given).__module__, f"<{type(given).__name__}>"
+    return {"kind": Given(copies)}
 
 
 def make_curriculum(record: Mapping[str, Any]) -> Kind:

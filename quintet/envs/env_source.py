@@ -88,11 +88,12 @@ def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | Non
             f"env must make environments, one for each stream; got {env!r}, an environment "
             f"itself; give its class, {name}, or a function that makes it, lambda: {name}(...)"
         )
-    lost = [each.name for each in spec.additional_wrappers if each.kwargs is None]
-    if lost:
+    wrappers = [each.name for each in spec.additional_wrappers if each.kwargs is None]
+    if wrappers:
         raise ConfigError(
-            f"env must make environments, one for each stream; got {env!r}, whose wrapper {lost[0]}"
-            f" has no specification; give lambda: {lost[0]}(gymnasium.make({spec.id!r}), ...)"
+            f"env must make environments, one for each stream; got {env!r}, whose wrapper "
+            f"{wrappers[0]} has no specification; give lambda: "
+            f"{wrappers[0]}(gymnasium.make({spec.id!r}), ...)"
         )
     # render_mode belongs to the one that was made: "human" would open windows.
     kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
@@ -158,7 +159,7 @@ def makes_groups(maker: MakeEnv) -> bool:
 class Numbers(NamedTuple):
     """Numbers of environments, for their makers.
 
-    first: index of the first one: 0 in training; None: after all of training, for a look.
+    first: index of the first one: 0 in training alone; None: after all of training, for a look.
     seed: seed of the run.  worker: number of the worker process that makes them.
     """
 
@@ -169,7 +170,7 @@ class Numbers(NamedTuple):
     def arguments(
         self, maker: MakeEnv, kwargs: Mapping[str, Any], num_envs: int, stream: int
     ) -> dict[str, Any]:
-        """The arguments of a maker: `kwargs`, with ``{index}`` in texts filled in, and those of
+        """The arguments of a maker: `kwargs`, with ``{index}`` in strings filled in, and those of
         ``env_index``, ``num_envs``, ``worker_index`` and ``seed`` that its signature names.
 
         num_envs: number of environments in training.
@@ -181,7 +182,7 @@ class Numbers(NamedTuple):
         if not makes_groups(maker):
             numbers |= {"env_index": index, "num_envs": num_envs}
         bound = maker.keywords if isinstance(maker, partial) else {}
-        asked = {
+        named = {
             name: x
             for name, x in numbers.items()
             if name not in bound and other_apis.takes(maker, name)
@@ -190,7 +191,7 @@ class Numbers(NamedTuple):
             name: value.replace("{index}", str(index)) if isinstance(value, str) else value
             for name, value in kwargs.items()
         }
-        return asked | filled
+        return named | filled
 
 
 def limits_itself(maker: MakeEnv) -> bool:

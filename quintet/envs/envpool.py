@@ -31,11 +31,10 @@ from quintet.envs import atari, envpool_library
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import Backend, Cost, Group, Identity
 from quintet.envs.config import EnvConfig
-from quintet.envs.envpool_library import envpool_id, families, load_opengl
+from quintet.envs.envpool_library import envpool_id, families, imported, load_opengl
 from quintet.envs.ids import taken_by_gymnasium
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
-from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -167,7 +166,7 @@ def _settings(spec: Any) -> dict[str, Any]:
 class EnvPoolVectorEnv:
     """A synchronous pool of `num_streams` environments, which steps from `send` to `recv`.
 
-    metrics: reads the episodes' own numbers.
+    infos: reads success and the episodes' own numbers.
     """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
@@ -179,8 +178,7 @@ class EnvPoolVectorEnv:
         env_id, family, num_streams = env.name, env.family, group.num_streams
         self._id, self._family, self._drawn = env_id, family, group.drawn
         self.num_streams, self.num_threads = num_streams, env.num_threads(num_streams)
-        self._success_key = key_of(env.config.success)
-        self.metrics = env.metrics_reader(num_streams)
+        self.infos = env.info_reader(num_streams)
         self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **env.config.arguments}
         spec = _make_spec(env_id, self._kwargs)
         settings = _settings(spec)
@@ -191,14 +189,14 @@ class EnvPoolVectorEnv:
                 f"{settings['max_num_players']} players; choose a single-agent environment"
             )
         with _quiet_spaces():
-            given = _with_infinite_bounds(spec.gymnasium_observation_space)
+            declared = _with_infinite_bounds(spec.gymnasium_observation_space)
             action = spec.gymnasium_action_space
-        found = leaf_keys(given).items()
+        found = leaf_keys(declared).items()
         self._keys = {path: (keys, start_of(leaf)) for path, (keys, leaf) in found}
         self._action_start = start_of(as_choices(action))
         self._action_shape = (num_streams, *action_shape(action))
         self._own_action_shape = (num_streams, *(action.shape or ()))
-        self.spaces = stored_spaces(given, action, env_id)
+        self.spaces = stored_spaces(declared, action, env_id)
         repeat = int(settings.get("frame_skip", 1)) if family in _FRAME_SKIP_FAMILIES else 1
         self.description = EnvDescription(
             env_id,
@@ -216,12 +214,10 @@ class EnvPoolVectorEnv:
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Builds a new pool with the given seeds; raises ConfigError if EnvPool refuses them."""
-        import envpool
-
         checked = check_seeds(seeds, self.num_streams)
         self.close()  # the old threads end before the new ones begin
         try:
-            self._pool = envpool.make(
+            self._pool = imported().make(
                 self._id,
                 env_type="gymnasium",
                 num_envs=self.num_streams,
@@ -235,8 +231,8 @@ class EnvPoolVectorEnv:
         except Exception as error:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         with _quiet_spaces():
             self._arrays = _PoolArrays(self._pool)
         self._places = [
@@ -282,13 +278,9 @@ class EnvPoolVectorEnv:
         np.logical_and(truncated, ~out.terminated, out=out.truncated)
         np.logical_not(self._ended, out=out.valid)
         np.logical_or(out.terminated, out.truncated, out=self._ended)
-        if self._success_key is not None and self._ended.any():
-            who = f"{self._id} (envpool)"
-            told = {name: arrays[place] for name, place in info.items()}
-            write_success(out.success, self._ended, told, self._success_key, who)
-        if self.metrics is not None:
-            told = {name: arrays[place] for name, place in info.items()}
-            self.metrics.step(told, out.valid, self._ended, out)
+        if self.infos is not None:
+            values = {name: arrays[place] for name, place in info.items()}
+            self.infos.step(values, out.valid, self._ended, out)
 
     def render(self, stream: int) -> Rendered:
         if not self._drawn:
@@ -344,7 +336,7 @@ class _PoolArrays:
         self._action_dtype = pool.spec._action_spec[-1][0]
         self._ids = np.arange(len(pool), dtype=np.int32)
         # The numbers of the environments, and of their agents, stand before the action.
-        self._given: list[Array] = [self._ids] * (len(pool.spec._action_keys) - 1)
+        self._id_columns: list[Array] = [self._ids] * (len(pool.spec._action_keys) - 1)
         keys = list(pool._state_keys)
         # EnvPool's own conversion says where each is, given numbers in place of arrays.
         obs, reward, _, truncated, info = pool._to(list(range(len(keys))), False, True)
@@ -357,7 +349,7 @@ class _PoolArrays:
 
     def send(self, action: Array) -> None:
         """Begins a step; the action is copied."""
-        self._send([*self._given, action.astype(self._action_dtype, order="C")])
+        self._send([*self._id_columns, action.astype(self._action_dtype, order="C")])
 
     def recv(self) -> list[Array]:
         """Waits for the step; returns newly allocated arrays, see `at`."""
@@ -382,11 +374,11 @@ def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     if unknown := sorted(set(kwargs) - set(known)):
         near = {name: difflib.get_close_matches(name, known, n=3, cutoff=0.5) for name in unknown}
         hints = "".join(f"{name!r}: did you mean {v}?; " for name, v in near.items() if v)
-        twin, theirs = taken_by_gymnasium(env_id, unknown)
-        if theirs:
+        twin, names = taken_by_gymnasium(env_id, unknown)
+        if names:
             other = f" --env {twin}" if twin != env_id else ""
             use = f"use --env.backend gymnasium{other}; "
-            hints = f"Gymnasium's {twin} takes {theirs}; {use}"
+            hints = f"Gymnasium's {twin} takes {names}; {use}"
         raise ConfigError(
             f"{env_id} (envpool): unknown env.kwargs {unknown}; {hints}known are {known}"
         )
@@ -440,6 +432,7 @@ def _cost(family: str) -> Cost:
 
 
 def _identify(config: EnvConfig) -> Identity:
+    """EnvPool's name and family; for Atari the game's options, which are checked."""
     name = envpool_id(config.id)
     assert name is not None
     family = families()[name]

@@ -101,10 +101,10 @@ def _makers_only(backend: str | None) -> bool:
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
     """The environment of a run's evaluations, resolved; None: training's."""
-    given = own.overrides
-    if not given:
+    overrides = own.overrides
+    if not overrides:
         return None
-    name = given.pop("id", trained.config.id)
+    name = overrides.pop("id", trained.config.id)
     source: EnvSource | None
     if isinstance(name, Given):
         config, source = of_another(trained.config, {"id": str(name)}), name.function
@@ -114,4 +114,4 @@ def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | Non
         raise nameless("eval.env.id", name, 'config={"eval.env.id": ...} of quintet.train')
     else:
         config, source = of_another(trained.config, {"id": name}), None
-    return resolve_env(config.model_copy(update=given), source)
+    return resolve_env(config.model_copy(update=overrides), source)

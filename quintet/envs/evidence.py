@@ -72,9 +72,9 @@ class Ends:
             return False
         # The weights of a sum that is the same at all ends, and differs most from the others.
         scale = np.maximum(others.std(0), 1e-12)
-        apart = (fitted.mean(0) - others.mean(0)) / scale
+        distance = (fitted.mean(0) - others.mean(0)) / scale
         spread = np.cov((fitted / scale).T, bias=True).reshape(len(scale), -1)
-        weight = np.linalg.solve(spread + 1e-9 * np.eye(len(scale)), apart) / scale
+        weight = np.linalg.solve(spread + 1e-9 * np.eye(len(scale)), distance) / scale
         sums = others @ weight
         return _beyond((tested @ weight)[:, None], sums.min(), sums.max())
 

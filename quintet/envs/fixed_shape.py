@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from quintet.spaces import Space, is_text, map_leaves
 
 MAX_ITEMS, MAX_BYTES = 32, 512
-"""Default room in a sequence, and in a text whose space has no maximum length (MiniGrid's
-missions).
-"""
+"""Default room in a sequence, and in a text whose space has no length (MiniGrid's missions)."""
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
@@ -28,7 +26,7 @@ def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
 
 @final
 class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Turns texts and sequences of observations into arrays of a fixed shape.
+    """Turns strings and sequences of observations into arrays of a fixed shape.
 
     A text becomes uint8 ``[N]``, with room for the longest of its space.  A Sequence becomes a Dict
     of its ``items``, each leaf ``[max_items, ...]`` with zeros after the last item, and their
@@ -56,8 +54,8 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         # Some environments take no options.
-        given = {} if options is None else {"options": options}
-        result: Any = self.env.reset(seed=seed, **given)
+        arguments = {} if options is None else {"options": options}
+        result: Any = self.env.reset(seed=seed, **arguments)
         if not isinstance(result, tuple) or len(result) != 2:
             return result  # told as what it is by who asked
         return self._encoded(result[0]), result[1]
@@ -79,6 +77,7 @@ class _Fixed(NamedTuple):
 
 
 def _fixed(space: Space, max_items: int, max_bytes: int) -> _Fixed:
+    """A space's form of fixed shape: texts as bytes, sequences with a count."""
     if is_text(space):
         size = max_bytes
         if isinstance(space, spaces.Text):
@@ -113,6 +112,7 @@ def _fixed(space: Space, max_items: int, max_bytes: int) -> _Fixed:
 
 
 def _fixed_sequence(space: spaces.Sequence, feature: _Fixed, room: int) -> _Fixed:
+    """The form of a sequence: `room` items, filled up with zeros, and their count."""
     items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room))
 
     def encoded(obs: Any) -> Any:

@@ -130,10 +130,10 @@ class RslEnv:
     def step(self, action: Tensor) -> TensorStep:
         result = self._env.step(action)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
-            given = len(result) if isinstance(result, tuple) else f"a {type(result).__name__}"
+            values = len(result) if isinstance(result, tuple) else f"a {type(result).__name__}"
             raise Unfit(
                 "must return four values from step (observations, rewards, dones, extras), or five "
-                f"(with privileged observations in second place), but returned {given}"
+                f"(with privileged observations in second place), but returned {values}"
             )
         obs, *others, reward, done, extras = result
         ended = _flat(done).bool()
@@ -146,8 +146,8 @@ class RslEnv:
     def _now(self) -> Any:
         """The groups of observations before the next step."""
         env = self._env
-        given = env.get_observations()
-        obs, extras = given if isinstance(given, tuple) else (given, {})
+        first_obs = env.get_observations()
+        obs, extras = first_obs if isinstance(first_obs, tuple) else (first_obs, {})
         privileged = env.get_privileged_observations() if isinstance(env, Privileged) else None
         return _groups(obs, extras, privileged)
 

@@ -47,7 +47,6 @@ from quintet.envs.other_apis import Unfit, fault_of, step_parts
 from quintet.envs.own_state import OwnState, statistics
 from quintet.envs.owners import claim, release
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -81,7 +80,7 @@ Mask = NDArray[np.bool_]
 class AdaptedVectorEnv:
     """One Gymnasium vector environment as a group of streams.
 
-    metrics: reads the episodes' own numbers.
+    infos: reads success and the episodes' own numbers.
     """
 
     def __init__(
@@ -98,9 +97,8 @@ class AdaptedVectorEnv:
         Raises ConfigError if its autoreset mode is missing, or its mode or spaces can't be used.
         """
         self._env, self._make, self._id = env, make, described.config.id
-        self._success_key, self._first_stream = key_of(described.config.success), group.first_stream
         self.num_streams, env_id = int(env.num_envs), self._id
-        self.metrics = described.metrics_reader(self.num_streams)
+        self._first_stream, self.infos = group.first_stream, described.info_reader(self.num_streams)
         other_apis.require_spaces(env, env_id, "single_")
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
@@ -158,11 +156,11 @@ class AdaptedVectorEnv:
             self._env = made
         self._used = True
         obs = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
-        if self._tasks is not None:  # each stream has its own options
+        if getattr(self, "tasks", None) is not None:  # each stream has its own options
             obs = self._reset_some(np.ones(self.num_streams, np.bool_), checked)
         self._ended[:] = False
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         self._write(obs, out)
 
     def send(self, action: Array) -> None:
@@ -197,10 +195,10 @@ class AdaptedVectorEnv:
                 if self._ended.all():
                     self._write(obs, self._first_obs)
                 self._write_final(infos, out.obs)
-            if self.metrics is not None or self._success_key is not None:
+            if self.infos is not None:
                 # The infos that SAME_STEP gives are those of the next episode's reset.
                 final = infos.get("final_info", {}) if same_step else infos
-                self._read(infos, final, resets, out)
+                self.infos.step(infos, ~resets, self._ended, out, final)
             if self._mode != AutoresetMode.NEXT_STEP and resets.any():
                 self._write_first(resets, out.obs)
         out.reward[:] = np.where(resets, 0.0, reward)
@@ -208,14 +206,6 @@ class AdaptedVectorEnv:
         out.terminated[:] = terminated
         out.truncated[:] = truncated & ~terminated
         out.valid[:] = ~resets
-
-    def _read(self, infos: Any, final: Any, resets: Mask, out: StepRow) -> None:
-        """Reads success and the episodes' own numbers; `final`: infos of the streams that ended."""
-        if self.metrics is not None:
-            self.metrics.step(infos, ~resets, self._ended, out, final)
-        if self._success_key is not None and self._ended.any():
-            who = f"{self._id} (vector environment)"
-            write_success(out.success, self._ended, final, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:
         pictures = self._env.render()
@@ -273,13 +263,10 @@ class AdaptedVectorEnv:
         if in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
             self._step()
 
-    @property
-    def _tasks(self) -> "Tasks | None":
-        return self.tasks if self._mode == AutoresetMode.DISABLED else None
-
     def _reset_some(self, mask: Mask, seeds: Sequence[int] | None = None) -> Any:
         """Resets the streams in `mask`; seeds: of a restart by the options of a curriculum."""
-        if (tasks := self._tasks) is None:
+        tasks: Tasks | None = getattr(self, "tasks", None)
+        if tasks is None:
             options = {"reset_mask": mask.copy()}
             what = "reset(options={'reset_mask': ...})"
             return self._call(what, lambda: self._env.reset(options=options)[0])
@@ -287,10 +274,10 @@ class AdaptedVectorEnv:
         for stream in np.flatnonzero(mask).tolist():
             drawn = tasks.draw(stream, None if seeds is None else seeds[stream])
             of_stream = np.arange(self.num_streams) == stream
-            each = [drawn.seed if one else None for one in of_stream]
-            given: Any = {"seed": each, "options": {**drawn.options, "reset_mask": of_stream}}
-            what = f"reset(options={drawn.options})"
-            obs = self._call(what, partial(self._env.reset, **given))[0]
+            each: Any = [drawn["seed"] if one else None for one in of_stream]
+            options = {**drawn["options"], "reset_mask": of_stream}
+            reset = partial(self._env.reset, seed=each, options=options)
+            obs = self._call(other_apis.reset_by(drawn), reset)[0]
         return obs
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:

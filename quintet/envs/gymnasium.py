@@ -18,7 +18,6 @@ from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.own_state import OwnState, statistics
 from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
@@ -87,23 +86,22 @@ class GymnasiumVectorEnv:
     silently broadcast a wrong shape. Errors of an environment are raised as `EnvironmentFault`,
     which names the stream, the step, the id and the seed.
 
-    metrics: reads the episodes' own numbers.
+    infos: reads success and the episodes' own numbers.
     envs: the environments of the streams, which live as long as it does, unless
         ``env.fresh_at_checkpoints`` is set: then restarts make new ones.
     tasks: gives the options of resets; None without a curriculum.
     """
 
     def __init__(
-        self, env: ResolvedEnv, group: Group, make_env: Callable[[], gymnasium.Env]
+        self, env: ResolvedEnv, group: Group, make_env: Callable[[int], gymnasium.Env]
     ) -> None:
         """Makes the environments; raises ConfigError if they are not new ones with equal spaces.
 
-        make_env: called once for each stream in order, and again where restarts make new ones.
+        make_env: called with each stream in order, and again where restarts make new ones.
         """
         num_streams, env_id = group.num_streams, env.config.id
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
-        self._success_key, self._make_env = key_of(env.config.success), make_env
-        self.metrics = env.metrics_reader(num_streams)
+        self.infos, self._make_env = env.info_reader(num_streams), make_env
         self._used, self._purpose = False, purpose()
         self._fresh = env.config.fresh_at_checkpoints
         forks.watch()
@@ -153,8 +151,8 @@ class GymnasiumVectorEnv:
                 self.envs.append(self._new())
             require_new(self.envs, self._id)
         self._used = True
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)
 
@@ -181,6 +179,8 @@ class GymnasiumVectorEnv:
         out.truncated[:] = truncated
         np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
         self._ended = (out.terminated | out.truncated).tolist()
+        if self.infos is not None:
+            self.infos.write(out)
 
     def render(self, stream: int) -> Rendered:
         env = self.envs[stream]
@@ -200,8 +200,8 @@ class GymnasiumVectorEnv:
 
     def _new(self) -> gymnasium.Env:
         stream = self._first_stream + len(self.envs)
-        with made_for(self._purpose, f"stream {stream}", stream=stream):
-            env = _single(self._make_env(), self._id)
+        with made_for(self._purpose, f"stream {stream}"):
+            env = _single(self._make_env(stream), self._id)
         claim(env, self, self._id)
         return env
 
@@ -240,12 +240,8 @@ class GymnasiumVectorEnv:
                 out.obs[leaf.path][stream] = obs
             else:
                 self._write_obs(stream, obs, out.obs)
-            if self._success_key is not None and (terminated or truncated):
-                who = f"{self._id} ({self.description.backend})"
-                told = other_apis.info_of(info)
-                out.success[stream] = single_success(told, self._success_key, who)
-            if self.metrics is not None:
-                self.metrics.add(stream, info, out, ended=terminated or truncated)
+            if self.infos is not None:
+                self.infos.add(stream, info, ended=terminated or truncated)
         except Unfit as error:
             raise self._fault(stream, error) from error
         return reward, terminated, truncated
@@ -255,17 +251,14 @@ class GymnasiumVectorEnv:
         self._episode_step[stream] = 0
         self._ended[stream] = False
         env, tasks = self.envs[stream], self.tasks
-        drawn = None if tasks is None else tasks.draw(stream, seed)
+        given = {"seed": seed} if tasks is None else tasks.draw(stream, seed)
         try:
-            made = env.reset(seed=seed) if drawn is None else drawn.reset(env)
-            given = other_apis.read_reset(made, self._id)
-            other_apis.require_reset_parts(given)
-            obs = given[0]
-            self._write_obs(stream, obs, out)
+            made = env.reset(**given)
+            self._write_obs(stream, other_apis.observation_in(made, self._id), out)
         except STOPS:
             raise
         except BaseException as error:
-            raise self._fault(stream, error) from error
+            raise self._fault(stream, error, other_apis.reset_by(given)) from error
         finally:
             if forks.generation != self._forks:
                 forks.leave(self._id)
@@ -276,8 +269,8 @@ class GymnasiumVectorEnv:
             value = leaf.of(obs)
             out[leaf.path][stream] = value if leaf.is_met(value) else read_leaf(obs, leaf)
 
-    def _fault(self, stream: int, error: BaseException) -> EnvironmentFault:
-        what = "" if isinstance(error, Unfit) else other_apis.call_fault(error)
+    def _fault(self, stream: int, error: BaseException, call: str = "") -> EnvironmentFault:
+        what = "" if isinstance(error, Unfit) else other_apis.call_fault(error, call)
         who = f"{self._id} ({self.description.backend}), {self.place_of(stream)}"
         return fault_of(who, error, what)
 

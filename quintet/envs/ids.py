@@ -64,15 +64,16 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
 
     Case is ignored. An id of several backends occurs once for each, in the order of the backends.
     """
-    wanted = pattern.lower()
-    if not any(sign in wanted for sign in "*?["):
-        wanted = f"*{wanted}*"
+    glob = pattern.lower()
+    if not any(sign in glob for sign in "*?["):
+        glob = f"*{glob}*"
     pairs = [(env_id, name) for name, one in BACKENDS.usable() for env_id in (one.ids or tuple)()]
-    matching = [pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), wanted)]
+    matching = [pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), glob)]
     return sorted(matching, key=lambda pair: pair[0])
 
 
 def _unknown_id(env_id: str, backend: str) -> ConfigError:
+    """The error about an unknown id, with similar ids and hints of backends."""
     hints = {name: one.hint(env_id) for name, one in BACKENDS.usable()}
     if not any(hints.values()) and (form := form_hint(env_id)):
         return ConfigError(
@@ -114,9 +115,9 @@ def versions_of(env_id: str, known: Iterable[str]) -> list[str]:
 def nearest_version(env_id: str, known: Iterable[str]) -> str | None:
     """The id itself, or the nearest version of it, of two equally near ones the newer; None for an
     id without a version."""
-    versions, wanted = versions_of(env_id, known), _parts(env_id)[1]
-    versions = [each for each in versions if wanted >= 0 <= _parts(each)[1]]
-    return min(versions, key=lambda each: abs(_parts(each)[1] - wanted), default=None)
+    versions, version = versions_of(env_id, known), _parts(env_id)[1]
+    versions = [each for each in versions if version >= 0 <= _parts(each)[1]]
+    return min(versions, key=lambda each: abs(_parts(each)[1] - version), default=None)
 
 
 def _parts(env_id: str) -> tuple[str, int]:

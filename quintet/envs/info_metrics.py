@@ -6,25 +6,18 @@ KEY is the name of an entry of info, or a path into dicts within it, ``achieveme
 number at the key has none.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from quintet.envs.success import number_of
-from quintet.envs.vector import Array, StepRow
+from quintet.envs.other_apis import info_of
+from quintet.envs.success import number_of, single_success, write_success
+from quintet.envs.vector import Array, InfoReader, StepRow
 from quintet.errors import ConfigError
 
 _REDUCTIONS = ("sum", "mean", "last", "min", "max")
-_ABSENT = object()
-_JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lambda a, b: a + b,
-    "mean": lambda a, b: a + b,
-    "last": lambda _, b: b,
-    "min": min,
-    "max": max,
-}
 
 
 class Term(NamedTuple):
@@ -86,42 +79,26 @@ def _plain(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _at(info: Any, name: str) -> Any:
-    """The value at a key or path; `_ABSENT` without one."""
-    if name in info:
-        return info[name]
-    for place, letter in enumerate(name):
-        if letter in "./":
-            below = info.get(name[:place])
-            if isinstance(below, Mapping):
-                found = _at(below, name[place + 1 :])
-                if found is not _ABSENT:
-                    return found
-    return _ABSENT
-
-
-def _column(infos: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """The values of all streams at a key or path, and the mask of the streams that have it; both
-    may be None.
+def _found(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """The value at a key or path, and that of its mask, which infos of several streams have; None
+    where there is none.
     """
-    if name in infos:
-        return infos[name], infos.get(f"_{name}")
+    if name in info:
+        return info[name], info.get(f"_{name}")
     for place, letter in enumerate(name):
-        if letter in "./":
-            below = infos.get(name[:place])
-            if isinstance(below, Mapping):
-                values, given = _column(below, name[place + 1 :])
-                if values is not None:
-                    return values, given
+        if letter in "./" and isinstance(below := info.get(name[:place]), Mapping):
+            values, given = _found(below, name[place + 1 :])
+            if values is not None:
+                return values, given
     return None, None
 
 
 @final
-class InfoMetrics:
-    """Joins the numbers of B streams in the process that steps them.
+class InfoMetrics(InfoReader):
+    """Joins the numbers of B streams in the process that steps them, and reads ``env.success``.
 
-    Its memory is ``[B]`` for each term; with `zeros` of tensors it computes on their device, and
-    never waits for it.
+    Its memory is ``[B]`` for each term; with tensors it computes on their device, and never waits
+    for it.
     """
 
     def __init__(
@@ -129,62 +106,62 @@ class InfoMetrics:
         terms: Sequence[Term],
         count: int,
         who: str,
-        zeros: Callable[[int], Any] = np.zeros,
+        success: str | None = None,
+        library: Any = np,
+        **memory: Any,
     ) -> None:
-        """count: number of streams; who: name of the environment, for messages."""
-        self.terms, self._who, self._count_streams = tuple(terms), who, count
-        self._joined = [zeros(count) for _ in terms]
-        self._counts = [zeros(count) for _ in terms]
+        """count: number of streams; who: name of the environment, for messages; success: key of
+        info.
+
+        library: of the arrays; memory: arguments with which it makes them.
+        """
+        self.terms, self._who, self._success, self._library = terms, who, success, library
         self._running = any(term.how != "last" for term in terms)
 
+        def zeros(count: int) -> Any:
+            return library.zeros((len(terms), count), dtype=library.float64, **memory)
+
+        self._new, self._joined, self._counts = map(zeros, [count] * 3)
+        self._rows = {}
+        for how in {term.how for term in terms} - {"sum"}:
+            rows = self._rows[how] = zeros(1) > 0
+            for place, term in enumerate(terms):
+                rows[place] = term.how == how
+        self._won, self._ended = np.zeros((2, count), np.bool_)
+        self.clear()
+
     def clear(self) -> None:
-        """Forgets the running episodes."""
-        for x in (*self._joined, *self._counts):
-            x[...] = 0
+        self._counts[...], self._new[...], self._ended[...] = 0, np.nan, False
 
-    def add(self, stream: int, info: Any, out: StepRow, *, ended: bool, new: bool = True) -> None:
+    def add(self, stream: int, info: Any, *, ended: bool, agent: str = "") -> None:
         """See `InfoReader`; raises ConfigError where a value is no number."""
-        if not ended and not self._running:
-            return
-        for term, joined, counts in zip(self.terms, self._joined, self._counts, strict=True):
-            if not (ended if term.how == "last" else new):
-                continue
-            value = _at(info, term.name) if isinstance(info, Mapping) else _ABSENT
-            if value is _ABSENT:
-                continue
-            if (x := number_of(value)) is None:
-                self._refuse(term, value)
-            elif np.isfinite(x):
-                count = counts[stream]
-                joined[stream] = _JOINED[term.how](joined[stream], x) if count else x
-                counts[stream] = count + 1
         if ended:
-            self._write(np.array([stream]), out)
+            self._ended[stream] = True
+            if self._success is not None:
+                told = info_of(info)
+                self._won[stream] = single_success(told, self._success, self._who + agent)
+        elif not self._running:
+            return
+        for place, term in enumerate(self.terms if isinstance(info, Mapping) else ()):
+            if ended or term.how != "last":
+                value, _ = _found(info, term.name)
+                if (x := number_of(value)) is None:
+                    self._refuse(term, value)
+                self._new[place, stream] = x
 
-    def step(self, infos: Any, valid: Array, ended: Array, out: StepRow, final: Any = None) -> None:
-        """See `InfoReader`."""
-        last = infos if final is None else final
-        if self._running:
-            self._take(infos, valid & ~ended, out, ended=False)
-        if ended.any():
-            self._take(last, ended, out, ended=True)
-
-    def _take(self, infos: Any, rows: Array, out: StepRow, *, ended: bool) -> None:
+    def take(self, infos: Any, rows: Array, *, ended: bool) -> None:
         if not isinstance(infos, Mapping):
-            for stream in np.flatnonzero(rows).tolist():
-                info = None if infos is None else infos[stream]
-                self.add(stream, info, out, ended=ended)
+            super().take(infos, rows, ended=ended)
             return
-        for place, term in enumerate(self.terms):
-            if not ended and term.how == "last":
-                continue
-            values, given = _column(infos, term.name)
-            if values is None:
-                continue
-            there = rows if given is None else rows & np.asarray(given, np.bool_)
-            self._join(place, self._floats(term, values, there), there)
         if ended:
-            self._write(np.flatnonzero(rows), out)
+            self._ended |= rows
+            if self._success is not None:
+                write_success(self._won, rows, infos, self._success, self._who)
+        for place, term in enumerate(self.terms if ended or self._running else ()):
+            values, given = _found(infos, term.name)
+            if values is not None and (ended or term.how != "last"):
+                there = rows if given is None else rows & np.asarray(given, np.bool_)
+                np.copyto(self._new[place], self._floats(term, values, there), where=there)
 
     def _floats(self, term: Term, values: Any, there: Array) -> Array:
         array = np.asarray(values)
@@ -201,59 +178,52 @@ class InfoMetrics:
             found[stream] = x
         return found
 
-    def _join(self, place: int, x: Array, there: Array) -> None:
-        """Joins the numbers ``[B]`` of the streams that are `there`."""
-        joined, counts, how = self._joined[place], self._counts[place], self.terms[place].how
-        there = there & np.isfinite(x)
-        counts += there
-        if how in ("sum", "mean"):
-            np.add(joined, x, out=joined, where=there)
-            return
-        if how != "last":
-            there = there & ((counts == 1) | (x < joined if how == "min" else x > joined))
-        np.copyto(joined, x, where=there)
+    def write(self, out: StepRow) -> None:
+        ended = self._ended
+        over = bool(ended.any())
+        if self.terms and (over or self._running):
+            found = self._joined_until(ended)
+            if over and out.metrics is not None:
+                out.metrics[ended] = found[ended]
+        if over:
+            if self._success is not None:
+                np.copyto(out.success, self._won, where=ended)
+            ended[...] = False
 
     def tensors(self, infos: Mapping[str, Any], valid: Any, ended: Any) -> Any:
         """Takes a step's tensors ``[B]`` by key, and returns the metrics ``[B, M]`` of float32 of
         all streams, which count where the episode `ended`.
         """
-        import torch
-
-        rows = []
         for place, term in enumerate(self.terms):
-            joined, counts = self._joined[place], self._counts[place]
-            values, _ = _column(infos, term.name)
+            values, _ = _found(infos, term.name)
             if values is None:
-                pass
-            elif getattr(values, "shape", ())[:1] != (self._count_streams,):
+                continue
+            if getattr(values, "shape", ())[:1] != valid.shape:
                 self._refuse(term, values)
-            else:
-                x = torch.as_tensor(values, device=joined.device).reshape(len(joined)).double()
-                there = valid & x.isfinite()
-                # A graph may hold the step, so memory stays and the host decides nothing.
-                both = {
-                    "last": x,
-                    "min": torch.minimum(joined, x),
-                    "max": torch.maximum(joined, x),
-                }.get(term.how, joined + x)
-                both = torch.where(counts > 0, both, x)
-                joined.copy_(torch.where(there, both, joined))
-                counts += there
-            mean = counts.clamp_min(1) if term.how == "mean" else 1
-            rows.append(torch.where(counts > 0, joined / mean, torch.nan))
-            counts.mul_(~ended)
-            joined.mul_(~ended)
-        return torch.stack(rows, 1).float()
+            x = self._library.as_tensor(values, device=valid.device).reshape(len(valid)).double()
+            self._new[place] = self._library.where(valid, x, np.nan)
+        return self._joined_until(ended).float()
 
-    def _write(self, streams: Array, out: StepRow) -> None:
-        """Writes the rows of streams whose episodes have ended, and forgets these."""
-        for place, term in enumerate(self.terms):
-            counts, joined = self._counts[place][streams], self._joined[place][streams]
-            if term.how == "mean":
-                joined = joined / np.maximum(counts, 1)
-            if out.metrics is not None:
-                out.metrics[streams, place] = np.where(counts > 0, joined, np.nan)
-            self._counts[place][streams] = self._joined[place][streams] = 0
+    def _joined_until(self, ended: Any) -> Any:
+        """Joins the new numbers, and returns the metrics ``[B, M]`` so far; forgets those of the
+        streams that `ended`.
+        """
+        # Arrays and tensors alike.  A graph may hold a step of tensors, so memory stays and the
+        # host decides nothing.
+        library, joined, counts, x = self._library, self._joined, self._counts, self._new
+        both, there = joined + x, library.isfinite(x)
+        own = {"last": x, "min": library.minimum(joined, x), "max": library.maximum(joined, x)}
+        for how in self._rows.keys() & own.keys():
+            both = library.where(self._rows[how], own[how], both)
+        both = library.where(counts > 0, both, x)
+        joined[...] = library.where(there, both, joined)
+        counts += there
+        x *= np.nan
+        found = library.where(counts > 0, joined, np.nan)
+        if "mean" in self._rows:
+            found = library.where(self._rows["mean"], found / counts.clip(1), found)
+        counts *= ~ended
+        return found.T
 
     def _refuse(self, term: Term, value: Any) -> None:
         raise ConfigError(

@@ -44,7 +44,7 @@ def make_group_env(
             give_tasks(env, base, first_stream)
         if env.config.observation_dtype == "float64":  # "auto" is resolved before
             base.spaces = in_float64(base.spaces)
-        if env.terms and getattr(innermost(base), "metrics", None) is None:
+        if env.terms and getattr(innermost(base), "infos", None) is None:
             raise ConfigError(
                 "env.metrics must have environments with info, which backend "
                 f"{env.config.backend!r} lacks, got {env.config.metrics!r}: leave it out"
@@ -56,6 +56,13 @@ def make_group_env(
         made = _wrapped(env, base)
         failed.pop_all()
     return made
+
+
+def tell(env: VectorEnv, text: bytes) -> None:
+    """Tells environments their task, see `quintet.envs.tasks`."""
+    from quintet.envs.tasks import set_task  # few runs have one
+
+    set_task(env, text)
 
 
 def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:

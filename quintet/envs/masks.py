@@ -48,7 +48,7 @@ def masked(env: gymnasium.Env[Any, Any], env_id: str, choice: Choice) -> gymnasi
     """
     observation, action = env.observation_space, env.action_space
     if choice is True:
-        require_no_leaf(observation, action, env_id)
+        check_mask_from_info(observation, action, env_id)
         return Masked(env, "info")
     if choice == "auto" and mask_sizes(action):
         keys = leaf_of_mask(observation, action)
@@ -60,7 +60,7 @@ def masked(env: gymnasium.Env[Any, Any], env_id: str, choice: Choice) -> gymnasi
     return env
 
 
-def require_no_leaf(observation: Space, action: Space, env_id: str) -> None:
+def check_mask_from_info(observation: Space, action: Space, env_id: str) -> None:
     """Raises ConfigError if masks can't be taken from info: no action can be masked, or the
     observation holds a mask already."""
     if not mask_sizes(action):
@@ -127,7 +127,7 @@ def note_on(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
 def leaf_note(keys: dict[str, tuple[Keys, Space]]) -> tuple[str, ...]:
     """The same for the leaves of `mask_leaves`."""
     at = keys.get(ACTION_MASK, ((ACTION_MASK,), None))[0]
-    return () if at == (ACTION_MASK,) else (_said(f"the observation's leaf {_path(at)!r}"),)
+    return () if at == (ACTION_MASK,) else (_mask_remark(f"the observation's leaf {_path(at)!r}"),)
 
 
 def is_in(info: Any, action: Space) -> bool:
@@ -159,7 +159,7 @@ class MaskReader:
         """place: where masks are taken from; added: whether they are added to logits."""
         self._action, self._place, self._added = action, place, added
         self._size = sum(mask_sizes(action))
-        self.note = _said(place, added=added)
+        self.note = _mask_remark(place, added=added)
         self.space, self.none = spaces.MultiBinary(self._size), np.zeros(self._size, np.int8)
 
     def in_info(self, info: Mapping[str, Any] | None, *, over: bool) -> NDArray[np.int8]:
@@ -220,16 +220,18 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        given = {} if options is None else {"options": options}  # not every reset takes options
-        obs, info = self.env.reset(seed=seed, **given)
-        return self._with(obs, info), info
+        arguments = {} if options is None else {"options": options}  # not every reset takes options
+        obs, info = self.env.reset(seed=seed, **arguments)
+        return self._with_mask_leaf(obs, info), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        seen = self._with(obs, info, terminated=bool(terminated), truncated=bool(truncated))
+        seen = self._with_mask_leaf(
+            obs, info, terminated=bool(terminated), truncated=bool(truncated)
+        )
         return seen, reward, terminated, truncated, info
 
-    def _with(
+    def _with_mask_leaf(
         self,
         obs: Any,
         info: Mapping[str, Any] | None,
@@ -237,6 +239,7 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
         terminated: bool = False,
         truncated: bool = False,
     ) -> dict[str, Any]:
+        """The observation with its mask in the leaf ``action_mask``."""
         if self._place == "method":
             call = self.env.get_wrapper_attr(_METHOD)
             mask = self._reader.none if terminated else self._reader.row(call())
@@ -244,10 +247,10 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
         if self._place == "info":
             mask = self._reader.in_info(info, over=terminated or truncated)
             return {**_parts(obs), ACTION_MASK: mask}
-        given, rest = obs, _dropped(obs, self._place)
+        leaf, rest = obs, _dropped(obs, self._place)
         for key in self._place:
-            given = given[key]
-        return {**rest, ACTION_MASK: self._reader.row(given)}
+            leaf = leaf[key]
+        return {**rest, ACTION_MASK: self._reader.row(leaf)}
 
 
 def require_plain(mask: NDArray[Any], valid: NDArray[np.bool_], who: str) -> None:
@@ -310,7 +313,7 @@ def as_row(mask: Any, action: Space) -> NDArray[Any]:
     return whole
 
 
-def _said(what: str, *, added: bool = False) -> str:
+def _mask_remark(what: str, *, added: bool = False) -> str:
     how = " (0 allows an action, a large negative number forbids it)" if added else ""
     return f"action masks are taken from {what}{how}"
 

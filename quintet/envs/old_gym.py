@@ -2,7 +2,6 @@
 with ``reset`` and ``step``.  The package gym itself is never imported here.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
@@ -16,9 +15,9 @@ from gymnasium import spaces
 from quintet.envs.other_apis import (
     LIMITED,
     five_values,
-    has_four,
     innermost,
     is_pair,
+    takes,
     takes_seed,
 )
 
@@ -36,18 +35,18 @@ class OldGym(gymnasium.Env[Any, Any]):
         self.env, self._takes_seed = env, takes_seed(env)
         # The base classes of gym have a method that does little or nothing.
         seeds = [kind for kind in type(self.unwrapped).__mro__ if "seed" in vars(kind)]
-        theirs = bool(seeds) and seeds[0].__module__.partition(".")[0] in ("gym", "gymnasium")
-        self._again = None if self._takes_seed or (seeds and not theirs) else again
+        of_gym = bool(seeds) and seeds[0].__module__.partition(".")[0] in ("gym", "gymnasium")
+        self._remake = None if self._takes_seed or (seeds and not of_gym) else again
         self._seeded = bool(seeds)
         way = "reset(seed=...)" if self._takes_seed else "its method seed()" if seeds else ""
-        way = "its maker, which makes it anew" if self._again is not None else way
+        way = "its maker, which makes it anew" if self._remake is not None else way
         self.adapted = (
             "the environment has gym's interface, not Gymnasium's, so its spaces, resets and steps "
             f"are adapted: seeds go to {way or 'nothing'}; an episode is truncated where "
             f"info[{LIMITED!r}] is true"
         )
-        given = getattr(env, "metadata", None) or {}
-        self.metadata = {"render_fps": given.get("video.frames_per_second"), **given}
+        metadata = getattr(env, "metadata", None) or {}
+        self.metadata = {"render_fps": metadata.get("video.frames_per_second"), **metadata}
         for name in ("observation_space", "action_space"):
             if (space := getattr(env, name, None)) is not None:
                 setattr(self, name, as_gymnasium(space))
@@ -64,27 +63,23 @@ class OldGym(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        given: dict[str, Any] = {} if options is None else {"options": options}
+        arguments: dict[str, Any] = {} if options is None else {"options": options}
         if self._takes_seed:
-            given["seed"] = seed
-        elif seed is not None and self._again is not None:
+            arguments["seed"] = seed
+        elif seed is not None and self._remake is not None:
             self.close()
-            self.env = _bare(self._again(seed))[1]
+            self.env = _bare(self._remake(seed))[1]
         elif seed is not None and self._seeded:
             self.env.seed(seed)
-        result = self.env.reset(**given)
+        result = self.env.reset(**arguments)
         return result if is_pair(result) else (result, {})
 
     def step(self, action: Any) -> Any:
-        result = self.env.step(action)
-        return five_values(result) if has_four(result) else result
+        return five_values(self.env.step(action))
 
     def render(self) -> Any:
-        try:
-            takes_mode = "mode" in inspect.signature(self.env.render).parameters
-        except (TypeError, ValueError):  # some callables don't tell
-            takes_mode = False
-        return self.env.render(mode="rgb_array") if takes_mode else self.env.render()
+        given = {"mode": "rgb_array"} if takes(self.env.render, "mode") else {}
+        return self.env.render(**given)
 
     def close(self) -> None:
         if callable(close := getattr(self.env, "close", None)):
@@ -134,14 +129,11 @@ def registered_maker(name: str) -> Callable[..., Any] | None:
     """The maker of an id that a module has registered in gym, which it has imported, without the
     wrappers of gym but for the limit of steps; None without one.
     """
-    gym = sys.modules.get("gym")
     try:
-        spec: Any = None if gym is None else gym.spec(name)
-        if spec is None:
-            return None
+        spec: Any = sys.modules["gym"].spec(name)
         entry = spec.entry_point
         make: Any = resolve_name(entry) if isinstance(entry, str) else entry
-    except Exception:  # raised by versions of gym in several ways
+    except Exception:  # raised by versions of gym in several ways, or there is none
         return None
     kwargs = getattr(spec, "kwargs", None) or getattr(spec, "_kwargs", None) or {}
     limit = spec.max_episode_steps

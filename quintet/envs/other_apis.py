@@ -37,8 +37,7 @@ _SINGLE = (
 
 
 def way_out(env: object) -> str:
-    """Advice on an object that is not a Gymnasium environment; "" if it does not look like an
-    environment."""
+    """Advice on an object that is no Gymnasium environment; "" if it does not look like one."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
     if isinstance(env, ModuleType):
@@ -83,8 +82,8 @@ def innermost(env: Any) -> tuple[Any, Any]:
 
 def notes_on(env: object) -> tuple[str, ...]:
     """Sentences about the parts of an environment that are adapted."""
-    said = getattr(innermost(env)[1], "adapted", None)
-    return (said,) if isinstance(said, str) else ()
+    adapter = getattr(innermost(env)[1], "adapted", None)
+    return (adapter,) if isinstance(adapter, str) else ()
 
 
 def takes(maker: Any, name: str) -> bool:
@@ -117,10 +116,10 @@ _ILLEGAL = re.compile(
 def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
     """The fault of the environment `who` that `error` shows (for Unfit its message)."""
     way = argv_advice(error) or "mend the environment, or wrap it"
-    told = f"{who}: the environment {what or error}; {way}"
+    text = f"{who}: the environment {what or error}; {way}"
     if _ILLEGAL.search(what or str(error)):
-        told += "; if not every action is allowed, see docs/environments.md#action-masks"
-    return traced(EnvironmentFault(told), error)
+        text += "; if not every action is allowed, see docs/environments.md#action-masks"
+    return traced(EnvironmentFault(text), error)
 
 
 def step_parts(result: Any) -> tuple[Any, ...]:
@@ -144,13 +143,10 @@ def is_pair(result: Any) -> bool:
     return pair and (result[1] is None or isinstance(result[1], Mapping))
 
 
-def has_four(result: Any) -> bool:
-    """Whether a step's result is of gym: observation, reward, done, info."""
-    return isinstance(result, tuple | list) and len(result) == 4
-
-
-def five_values(result: Any) -> tuple[Any, ...]:
-    """A step's result of gym in five values."""
+def five_values(result: Any) -> Any:
+    """A step's result of gym (observation, reward, done, info) in five values; others unchanged."""
+    if not isinstance(result, tuple | list) or len(result) != 4:
+        return result
     obs, reward, done, info = result
     limited = bool(info.get(LIMITED)) if isinstance(info, Mapping) else False
     return obs, reward, done and not limited, done and limited, info
@@ -158,34 +154,30 @@ def five_values(result: Any) -> tuple[Any, ...]:
 
 def read_step(result: Any, env_id: str) -> Any:
     """A step's result, in five values where it has four."""
-    if not has_four(result):
-        return result
-    _tell(f"{env_id}: step returns four values, which are read as those of gym: an episode is "
-          f"truncated where info[{LIMITED!r}] is true")  # fmt: skip
-    return five_values(result)
+    if (found := five_values(result)) is not result:
+        _tell(f"{env_id}: step returns four values, which are read as those of gym: an episode is "
+              f"truncated where info[{LIMITED!r}] is true")  # fmt: skip
+    return found
 
 
-def read_reset(result: Any, env_id: str) -> Any:
-    """A reset's result, with an empty info where it is the observation alone."""
-    if isinstance(result, tuple | list) or result is None:
+def observation_in(result: Any, env_id: str) -> Any:
+    """The observation in a reset's result, which may be all of it; raises Unfit for others than
+    that and a pair with info.
+    """
+    if not isinstance(result, tuple | list) and result is not None:
+        _tell(f"{env_id}: reset returns no info, so all of it is read as the observation")
         return result
-    _tell(f"{env_id}: reset returns no info, so all of it is read as the observation")
-    return result, {}
+    if result is not None and is_pair(result):
+        return result[0]
+    raise Unfit(
+        f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
+        "info), where info is a dict that may be empty"
+    )
 
 
 def _tell(text: str) -> None:
     """Says it once in a process, as Python does with warnings."""
     warnings.warn(message(text), RuntimeWarning, stacklevel=4)
-
-
-def require_reset_parts(result: Any) -> None:
-    """Requires that a reset's result is observation and info; raises Unfit if it is not."""
-    if is_pair(result):
-        return
-    raise Unfit(
-        f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
-        "info), where info is a dict that may be empty"
-    )
 
 
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
@@ -206,8 +198,7 @@ def plain_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, 
 
 
 def reward_of(value: Any) -> float:
-    """A reward as a number, also from an array or tensor of one number; raises Unfit for anything
-    else."""
+    """A reward as a number, also from an array or tensor of one; raises Unfit for anything else."""
     array = _one(value)
     if array is None or array.dtype.kind not in "biuf":
         sized = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, list | tuple)
@@ -281,12 +272,17 @@ def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
             )
 
 
-def call_fault(error: BaseException) -> str:
+def reset_by(given: Mapping[str, Any]) -> str:
+    """A reset with these arguments, in words; "" where they are no more than a seed."""
+    return f"reset(options={given['options']} of env.curriculum)" if "options" in given else ""
+
+
+def call_fault(error: BaseException, call: str = "") -> str:
     """Words for an environment's call that raised `error`."""
     # Gymnasium's own wrappers unpack what a step returns.
     if isinstance(error, ValueError) and "(expected 5, got 4)" in str(error):
         return _OLD_STEP
-    return raised(error)
+    return raised(error, call)
 
 
 def _form(result: object) -> str:

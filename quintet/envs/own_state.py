@@ -2,7 +2,7 @@
 ``load_state_dict(state)``: counters, curricula, statistics, generators of their own.
 
 Each wrapper may have both methods, too; Gymnasium's wrappers that normalise need none.  A state
-consists of dicts, lists, tuples, numbers, texts, None and NumPy arrays; dicts may have only texts
+consists of dicts, lists, tuples, numbers, strings, None and NumPy arrays; dicts have only strings
 as keys.
 """
 
@@ -89,16 +89,17 @@ class OwnState:
                 self._call(_with_methods(layer), "load_state_dict", own)
 
     def _save(self, layers: Sequence[Any]) -> bytes:
+        """The states of all layers that offer one; marked where statistics are frozen."""
         parts: list[Any] = []
         for layer in filter(_offers, layers):
             own = self._call(_with_methods(layer), "state_dict")
-            stays = any(getattr(layer, name, None) is False for name in _LEARN)
-            parts.append({_FROZEN: own} if stays else own)
+            frozen = any(getattr(layer, name, None) is False for name in _LEARN)
+            parts.append({_FROZEN: own} if frozen else own)
         try:
             return encoded(parts) if parts else b""
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self._id}: state_dict() must return dicts, lists, numbers, texts and NumPy "
+                f"{self._id}: state_dict() must return dicts, lists, numbers, strings and NumPy "
                 f"arrays, got something else ({error}): correct it"
             ) from error
 
@@ -180,26 +181,26 @@ class _Statistics:
     """The state of one of Gymnasium's wrappers that normalise."""
 
     def __init__(self, layer: Any) -> None:
-        self.held = vars(layer)
+        self.attributes = vars(layer)
 
     def state_dict(self) -> dict[str, Any]:
         # A NumPy number becomes an array, which keeps the width in which its sums are computed.
         moments = {
-            name: {k: x if k == "count" else np.asarray(x) for k, x in vars(given).items()}
-            for name, given in self.held.items()
+            name: {k: x if k == "count" else np.asarray(x) for k, x in vars(moment).items()}
+            for name, moment in self.attributes.items()
             if name in _MOMENTS
         }
-        return moments | {name: self.held[name] for name in _SUMS if name in self.held}
+        return moments | {name: self.attributes[name] for name in _SUMS if name in self.attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sums of another number of streams begin anew."""
         for name in _MOMENTS:
-            if name in self.held:
-                given = {key: state[name][key] for key in ("mean", "var", "count")}
-                vars(self.held[name]).update(given)
+            if name in self.attributes:
+                moments = {key: state[name][key] for key in ("mean", "var", "count")}
+                vars(self.attributes[name]).update(moments)
         for name in _SUMS:
-            if name in self.held and np.shape(self.held[name]) == np.shape(state[name]):
-                self.held[name] = state[name]
+            if name in self.attributes and np.shape(self.attributes[name]) == np.shape(state[name]):
+                self.attributes[name] = state[name]
 
 
 def _with_methods(layer: Any) -> Any:
@@ -218,9 +219,7 @@ def _has_methods(layer: Any) -> bool:
 
 
 def encoded(state: Any) -> bytes:
-    """A state as JSON, with arrays in base64.  Raises TypeError or ValueError if it holds anything
-    else.
-    """
+    """A state as JSON, arrays in base64; raises TypeError or ValueError for anything else."""
     return json.dumps(_plain(state), separators=(",", ":")).encode()
 
 
@@ -233,6 +232,7 @@ def decoded(text: bytes) -> Any:
 
 
 def _plain(x: Any) -> Any:
+    """A state as JSON holds it; raises TypeError for what it can't hold."""
     if isinstance(x, np.generic):
         x = x.item() if x.dtype.kind in "biuf" else np.asarray(x)
     if isinstance(x, np.ndarray):
@@ -242,7 +242,7 @@ def _plain(x: Any) -> Any:
         return {_ARRAY: [x.dtype.str, list(x.shape), content]}
     if isinstance(x, dict):
         if not all(isinstance(key, str) for key in x):
-            raise TypeError("a dict with keys that are not texts")
+            raise TypeError("a dict with non-string keys")
         return {key: _plain(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
         return [_plain(value) for value in x]
@@ -251,10 +251,10 @@ def _plain(x: Any) -> Any:
     raise TypeError(f"{type(x).__name__}")
 
 
-def _array(given: dict[str, Any]) -> Any:
-    if given.keys() != {_ARRAY}:
-        return given
-    name, shape, content = given[_ARRAY]
+def _array(entry: dict[str, Any]) -> Any:
+    if entry.keys() != {_ARRAY}:
+        return entry
+    name, shape, content = entry[_ARRAY]
     dtype = np.dtype(str(name))
     if dtype.kind not in _KINDS:
         raise ValueError(f"an array of {dtype}")

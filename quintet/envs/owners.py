@@ -10,25 +10,18 @@ from quintet.errors import ConfigError
 from quintet.system import forks
 
 _PURPOSE: ContextVar[str] = ContextVar("_PURPOSE", default="")
-_STREAM: ContextVar[int] = ContextVar("_STREAM", default=0)
 
 
 @contextmanager
-def made_for(*what: str, stream: int = 0) -> Iterator[None]:
+def made_for(*what: str) -> Iterator[None]:
     """Says what environments that the block makes are for, from the whole to the part: "training",
     "stream 3".
     """
-    before = _PURPOSE.set(", ".join(filter(None, what))), _STREAM.set(stream)
+    before = _PURPOSE.set(", ".join(filter(None, what)))
     try:
         yield
     finally:
-        _PURPOSE.reset(before[0])
-        _STREAM.reset(before[1])
-
-
-def stream() -> int:
-    """Number of the stream that an environment is made for."""
-    return _STREAM.get()
+        _PURPOSE.reset(before)
 
 
 def purpose() -> str:
@@ -78,9 +71,9 @@ def claim(env: Any, owner: object, env_id: str) -> None:
             "an earlier call: create the environment inside the callable; if only one can exist, "
             "give gymnasium.vector.SyncVectorEnv([lambda: env]), which is not closed"
         )
-    held = _OWNERS.get(key, _NOBODY)
-    other = held.owner()
-    if other is not None and other is not owner and held.generation == forks.generation:
+    present = _OWNERS.get(key, _NOBODY)
+    other = present.owner()
+    if other is not None and other is not owner and present.generation == forks.generation:
         raise ConfigError(
             f"{env_id} must make a new environment at each call; it gave one that other "
             "streams use: create the environment inside the callable; if a training uses it and "

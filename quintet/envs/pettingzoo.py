@@ -23,10 +23,10 @@ from quintet.envs.backends import Group
 from quintet.envs.gymnasium import action_rows, leaf_of, read_leaf, steps_per_s
 from quintet.envs.masks import (
     MaskReader,
+    check_mask_from_info,
     is_in,
     leaf_note,
     mask_leaves,
-    require_no_leaf,
     with_mask,
 )
 from quintet.envs.other_apis import Unfit, fault_of
@@ -34,7 +34,6 @@ from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, made_for, purpose, release
 from quintet.envs.pettingzoo_games import agents_of, close_games, equal_spaces, make_game
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 class ParallelVectorEnv:
     """Games made by one callable, each with one stream per agent.
 
-    metrics: reads the episodes' own numbers.
+    infos: reads success and the episodes' own numbers.
     """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
@@ -78,8 +77,7 @@ class ParallelVectorEnv:
         """
         env_id, num_streams = env.config.id, group.num_streams
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
-        self._success_key = key_of(env.config.success)
-        self.metrics = env.metrics_reader(num_streams)
+        self.infos = env.info_reader(num_streams)
         self._make_env: Callable[[], Any] = partial(make_game, env)
         self._games: list[Any] = []
         self._purpose, self._limit = purpose(), env.config.max_episode_steps
@@ -97,14 +95,14 @@ class ParallelVectorEnv:
             for _ in range(num_streams // size - 1):
                 self._add_game()
             self._turns = callable(getattr(self._games[0], "last", None))  # the AEC API
-            given, self._action_space = equal_spaces(self._games, self.agents, env_id)
+            observation, self._action_space = equal_spaces(self._games, self.agents, env_id)
             choice = env.config.mask_from_info
-            seen, found = mask_leaves(given, self._action_space, choice)
+            seen, found = mask_leaves(observation, self._action_space, choice)
             self._leaves = [leaf_of(path, *each) for path, each in found.items()]
             self._masks = MaskReader(self._action_space) if choice is True else None
             if self._masks is not None:
-                require_no_leaf(given, self._action_space, env_id)
-                seen = with_mask(given, self._masks.space)
+                check_mask_from_info(observation, self._action_space, env_id)
+                seen = with_mask(observation, self._masks.space)
             self.spaces = stored_spaces(seen, self._action_space, env_id)
         except BaseException:
             self.close()
@@ -130,7 +128,7 @@ class ParallelVectorEnv:
         self._owed = np.zeros(num_streams)
         self._last = allocate_obs(in_float64(self.spaces).observation, (num_streams,))
         self._fresh, self._used = env.config.fresh_at_checkpoints, False
-        self._infos: Mapping[Any, Any] = {}  # the newest step's
+        self._told: Mapping[Any, Any] = {}  # the newest step's infos
         self._action: Array | None = None
 
     @property
@@ -139,9 +137,7 @@ class ParallelVectorEnv:
         return OwnState(lambda: self._games, self._id)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every game with the seed of its first agent's stream; later resets have no
-        seed.
-        """
+        """Resets every game with the seed of its first agent's stream; later resets have none."""
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
         if self._used and self._fresh:
@@ -150,8 +146,8 @@ class ParallelVectorEnv:
             for _ in range(count):
                 self._add_game()
         self._used = True
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         self._forget()
         for index in range(len(self._games)):
             self._reset(index, self._seeds[index * len(self.agents)])
@@ -185,6 +181,8 @@ class ParallelVectorEnv:
                 self._reset(index, None)
         np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
         out.raw_reward[:] = out.reward
+        if self.infos is not None:
+            self.infos.write(out)
         self._show(out.obs)
 
     def render(self, stream: int) -> Rendered:
@@ -232,7 +230,7 @@ class ParallelVectorEnv:
         }
         self._game_step[index] += 1
         result = self._call(stream, "step", lambda: game.step(acting))
-        there = self._there(stream, game)
+        present = self._present_agents(stream, game)
         try:
             five = isinstance(result, tuple) and len(result) == 5
             if not five or not all(isinstance(part, Mapping) for part in result):
@@ -241,11 +239,11 @@ class ParallelVectorEnv:
                     "terminations, truncations, infos"
                 )
             obs, rewards, terminations, truncations, infos = result
-            self._infos = infos
+            self._told = infos
             for agent, stream in zip(self.agents, streams, strict=True):
                 if not self._present[stream]:
-                    self._leaving[stream] &= agent in there
-                    if agent in there and not self._leaving[stream]:
+                    self._leaving[stream] &= agent in present
+                    if agent in present and not self._leaving[stream]:
                         self._write(stream, obs, agent, infos.get(agent))
                         self._present[stream] = True
                     continue
@@ -261,10 +259,10 @@ class ParallelVectorEnv:
                 out.terminated[stream], out.truncated[stream] = terminated, truncated
                 over = terminated or truncated
                 self._write(stream, obs, agent, infos.get(agent), over=over)
-                self._read_info(stream, infos.get(agent), agent, out, ended=over)
+                self._read_info(stream, infos.get(agent), agent, ended=over)
                 if over:
-                    self._present[stream], self._leaving[stream] = False, agent in there
-                elif agent not in there:
+                    self._present[stream], self._leaving[stream] = False, agent in present
+                elif agent not in present:
                     raise Unfit("must end an agent's episode before it leaves the list agents")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
@@ -289,14 +287,14 @@ class ParallelVectorEnv:
         self._present[first : first + size] = False
         try:
             for _ in range(size + 1):
-                there = self._there(first, game)
+                present = self._present_agents(first, game)
                 for place in np.flatnonzero(self._acted[first : first + size]):
                     stream = first + int(place)
-                    if self.agents[place] not in there:
+                    if self.agents[place] not in present:
                         raise Unfit(
                             "must show an agent that it has ended before it leaves the list agents"
                         )
-                if not there:
+                if not present:
                     return
                 stream = first
                 agent = self._call(first, "agent_selection", lambda: game.agent_selection)
@@ -322,7 +320,7 @@ class ParallelVectorEnv:
                     out.reward[stream] = self._owed[stream]
                     out.terminated[stream], out.truncated[stream] = terminated, truncated
                     self._owed[stream] = 0.0
-                    self._read_info(stream, info, agent, out, ended=ended)
+                    self._read_info(stream, info, agent, ended=ended)
                 if not ended:
                     self._present[stream] = True
                     return
@@ -336,43 +334,33 @@ class ParallelVectorEnv:
     def _cut(self, index: int, streams: range, out: StepRow) -> None:
         """Truncates a game after its last step, with the agents that have acted in it."""
         game = self._games[index]
-        infos = getattr(game, "infos", {}) if self._turns else self._infos
+        infos = getattr(game, "infos", {}) if self._turns else self._told
         for agent, stream in zip(self.agents, streams, strict=True):
             present = bool(self._present[stream])
             ends = self._acted[stream] if self._turns else present and out.valid[stream]
-            unseen = self._turns and not present
-            if ends and unseen:  # has not observed yet where its action led
+            if ends and self._turns and not present:  # has not observed yet where its action led
                 seen = self._call(stream, "observe", partial(game.observe, agent))
                 self._write(stream, {agent: seen}, agent, infos.get(agent), over=True)
                 gains = getattr(game, "_cumulative_rewards", {})  # `last` would give these
                 out.reward[stream] = self._owed[stream] + other_apis.reward_of(gains.get(agent, 0))
             if ends:
                 out.truncated[stream] = True
-                self._read_info(stream, infos.get(agent), agent, out, ended=True, new=unseen)
+                self._read_info(stream, infos.get(agent), agent, ended=True)
             self._acted[stream], self._owed[stream] = False, 0.0
             self._present[stream] = self._leaving[stream] = False
 
-    def _read_info(
-        self, stream: int, info: Any, agent: Any, out: StepRow, *, ended: bool, new: bool = True
-    ) -> None:
-        """Reads the own numbers of an agent, and where its episode ends whether it has won, if the
-        rule is about info; `new`: whether this info was not read before.
-        """
-        if self.metrics is not None:
-            self.metrics.add(stream, info, out, ended=ended, new=new)
-        if self._success_key is not None and ended:
-            who = f"{self._id} ({self.description.backend}), agent {agent!r}"
-            info = other_apis.info_of(info)
-            out.success[stream] = single_success(info, self._success_key, who)
+    def _read_info(self, stream: int, info: Any, agent: Any, *, ended: bool) -> None:
+        if self.infos is not None:
+            self.infos.add(stream, info, ended=ended, agent=f", agent {agent!r}")
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Begins a new game; the agents that are present at once join."""
         game, size = self._games[index], len(self.agents)
         first = stream = index * size
         self._game_step[index] = 0
-        drawn = None if self.tasks is None else self.tasks.draw(first, seed)
-        reset = partial(game.reset, seed=seed) if drawn is None else partial(drawn.reset, game)
-        result = self._call(first, "reset", reset)
+        given = {"seed": seed} if self.tasks is None else self.tasks.draw(first, seed)
+        what = other_apis.reset_by(given) or "reset"
+        result = self._call(first, what, partial(game.reset, **given))
         streams = slice(first, first + size)
         if self._turns:
             self._acted[streams], self._owed[streams] = False, 0.0
@@ -382,10 +370,10 @@ class ParallelVectorEnv:
                 pair = isinstance(result, tuple) and len(result) == 2
                 if not pair or not isinstance(result[0], Mapping):
                     raise Unfit("must return two dicts by agent from reset: observations, infos")
-                there, infos = self._there(first, game), other_apis.info_of(result[1])
+                present, infos = self._present_agents(first, game), other_apis.info_of(result[1])
                 for stream, agent in enumerate(self.agents, first):
-                    self._leaving[stream], self._present[stream] = False, agent in there
-                    if agent in there:
+                    self._leaving[stream], self._present[stream] = False, agent in present
+                    if agent in present:
                         self._write(stream, result[0], agent, infos.get(agent))
                 stream = first
             if not self._present[streams].any():
@@ -393,12 +381,12 @@ class ParallelVectorEnv:
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
 
-    def _there(self, stream: int, game: Any) -> set[Any]:
+    def _present_agents(self, stream: int, game: Any) -> set[Any]:
         """The agents that are in the game."""
-        there: set[Any] = self._call(stream, "agents", lambda: set(game.agents))
-        if strangers := there - set(self.agents):
+        present: set[Any] = self._call(stream, "agents", lambda: set(game.agents))
+        if strangers := present - set(self.agents):
             raise self._fault(stream, f"has agents {strangers} that are not in possible_agents")
-        return there
+        return present
 
     def _write(
         self, stream: int, observations: Any, agent: Any, info: Any, *, over: bool = False
@@ -421,6 +409,7 @@ class ParallelVectorEnv:
             )
 
     def _call(self, stream: int, what: str, function: Callable[[], Any]) -> Any:
+        """The result of the game's code; its errors become faults of the stream's game."""
         try:
             with forks.kept_out(self._id):
                 return function()

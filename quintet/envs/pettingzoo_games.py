@@ -18,8 +18,7 @@ _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or 
 
 
 def num_agents(env: ResolvedEnv) -> int:
-    """The number of agents that a game may have; one game is made to find it; raises
-    ConfigError."""
+    """The number of agents that a game may have, from a game made for it; raises ConfigError."""
     game, owner = make_game(env), lambda: None
     # A maker may return a game that others play: this raises, before anything is closed.
     claim(game, owner, env.config.id)
@@ -44,8 +43,8 @@ def agents_of(game: Any, env_id: str) -> list[Any]:
     """The possible agents of a game; raises ConfigError if it is not a PettingZoo environment."""
     kind = type(game)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    given = getattr(game, "possible_agents", ())
-    agents = list(given) if isinstance(given, Iterable) else []
+    possible = getattr(game, "possible_agents", ())
+    agents = list(possible) if isinstance(possible, Iterable) else []
     if not agents or not callable(getattr(game, "step", None)):
         raise ConfigError(
             f"{env_id} must make an environment of several agents, with possible_agents; got "

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
-from quintet.envs import atari, masks, other_apis, owners
+from quintet.envs import atari, masks, other_apis
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import (
@@ -28,7 +28,7 @@ from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.tensor import gives_tensors, size_of
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import FrameStack, make_shaped
+from quintet.envs.wrappers import FrameStack, shaped
 from quintet.errors import ConfigError
 from quintet.spaces import is_fixed
 
@@ -40,8 +40,8 @@ def _ids() -> list[str]:
 
 def _knows(env_id: str) -> bool:
     """Whether Gymnasium or ale-py knows the id."""
-    theirs = env_id in gymnasium.registry and not atari.is_ales(env_id)
-    return theirs or atari.rom_of(env_id) is not None
+    registered = env_id in gymnasium.registry and not atari.is_ales(env_id)
+    return registered or atari.rom_of(env_id) is not None
 
 
 def _hint(env_id: str) -> str:
@@ -52,14 +52,15 @@ def _hint(env_id: str) -> str:
 
 def _identify(config: EnvConfig) -> Identity:
     """A game of ale-py, unless a user has registered an id like ``Pong-v5``."""
-    theirs = config.id in gymnasium.registry and not config.id.startswith("ALE/")
-    rom = None if theirs else atari.rom_of(config.id)
+    registered = config.id in gymnasium.registry and not config.id.startswith("ALE/")
+    rom = None if registered else atari.rom_of(config.id)
     if rom is None:
         return Identity()
     return Identity(rom, atari=atari.read_config(config.id, config.arguments))
 
 
 def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
+    """The group's environments, from whatever the user gave; raises ConfigError."""
     config, source = env.config, env.source
     if isinstance(source, GIVEN):
         if source.num_envs != group.num_streams:
@@ -87,8 +88,8 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
             return _hosted(env, made, closes=True)
         return _adapt(env, made, make, group)
     make_one = partial(call_maker, maker, config.id)
-    given = partial(env.numbers.arguments, maker, kwargs, config.num_streams)
-    return _step_singles(env, make_one, group, lambda: given(owners.stream()))
+    arguments = partial(env.numbers.arguments, maker, kwargs, config.num_streams)
+    return _step_singles(env, make_one, group, arguments)
 
 
 def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> FrameStack:
@@ -96,40 +97,39 @@ def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> Fram
     render_mode = "rgb_array" if group.drawn else None
     options = {"rom": env.name, "config": game, "render_mode": render_mode}
     make_one = partial(call_maker, atari.make_single, env.config.id)
-    return FrameStack(_step_singles(env, make_one, group, lambda: options), game.stack_num)
+    return FrameStack(_step_singles(env, make_one, group, lambda _: options), game.stack_num)
 
 
 def _step_singles(
     env: ResolvedEnv,
     make_one: Callable[[dict[str, Any]], Any],
     group: Group,
-    arguments: Callable[[], dict[str, Any]] = dict,
+    arguments: Callable[[int], dict[str, Any]] = lambda _: {},
 ) -> GymnasiumVectorEnv:
-    """arguments: returns those of the next environment, from which `make_one` makes it."""
+    """arguments: returns those of a stream's environment, from which `make_one` makes it."""
     config = env.config
 
-    def make() -> Any:
-        given = arguments()
-        return make_one(given) if env.atari is not None else _fitted(make_one, given, config)
+    def make(stream: int) -> Any:
+        given = arguments(stream)
+        made = make_one(given) if env.atari is not None else _fitted(make_one, given, config)
+        return shaped(made, config.reward_shaping, config.id) if config.reward_shaping else made
 
-    if config.reward_shaping:
-        make = partial(make_shaped, make, config.reward_shaping, config.id)
     return GymnasiumVectorEnv(env, group, make)
 
 
 def _fitted(
-    make_one: Callable[[dict[str, Any]], Any], given: dict[str, Any], config: EnvConfig
+    make_one: Callable[[dict[str, Any]], Any], kwargs: dict[str, Any], config: EnvConfig
 ) -> Any:
-    """An environment of Gymnasium's interface without texts and sequences, with its action mask in
-    the leaf ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
+    """An environment of Gymnasium's interface without strings and sequences, with its action mask
+    in the leaf ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
     unchanged.
     """
-    env = make_one(given)
+    env = make_one(kwargs)
     if other_apis.is_old(env):
         from quintet.envs.old_gym import adapt
 
-        seeded = "seed" in given and "seed" not in config.kwargs
-        env = adapt(env, (lambda seed: make_one(given | {"seed": seed})) if seeded else None)
+        seeded = "seed" in kwargs and "seed" not in config.kwargs
+        env = adapt(env, (lambda seed: make_one(kwargs | {"seed": seed})) if seeded else None)
     if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):
         return env
     other_apis.require_spaces(env, config.id)
@@ -208,8 +208,8 @@ def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     tensors = adapted(made, config.id, config.success, config.mask_from_info)
     assert tensors is not None
     described = replace(tensors.description, id=config.id, backend=config.backend)
-    held = made if closes else None
-    return HostedEnv(tensors, described, closes=closes, made=held, terms=env.terms)
+    owned = made if closes else None
+    return HostedEnv(tensors, described, closes=closes, made=owned, terms=env.terms)
 
 
 def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, final
 
 import numpy as np
@@ -95,6 +95,21 @@ def random_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
     return chosen_rows(
         env, steps, [seed + i for i in range(env.num_streams)], uniform_chooser(env, seed)
     )
+
+
+_MOST_CPU_S, _MOST_S = 0.5, 2.0
+"""Limits of a short play, of at least one step: seconds of this thread on a processor, whose number
+does not depend on other processes, and of a clock, for environments that wait."""
+
+
+def short_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
+    """`random_rows` within the limits of time."""
+    cpu, begin = thread_time(), perf_counter()
+    for each in random_rows(env, steps, seed):
+        yield each
+        late = thread_time() - cpu > _MOST_CPU_S or perf_counter() - begin > _MOST_S
+        if each.number and late:
+            return
 
 
 def uniform_chooser(env: VectorEnv, seed: int) -> Chooser:

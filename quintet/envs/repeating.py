@@ -2,14 +2,13 @@
 new environments follow used ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from time import perf_counter, thread_time
 
 from quintet.envs.make import make_group_env
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for
-from quintet.envs.random_play import Row, random_rows
+from quintet.envs.random_play import random_rows, short_rows
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.settled import untouched
 from quintet.envs.tensors_as_arrays import tensors_of
@@ -25,10 +24,6 @@ _ROWS, _SEED = 64, 0
 
 _USED, _OTHER_SEED = 400, 50
 """Rows between them, in which counters and statistics change, and their seed."""
-
-_MOST_CPU_S, _MOST_S = 0.5, 2.0
-"""Limits of both parts, of which at least one step is taken: seconds of this thread on a processor,
-whose number does not depend on other processes, and of a clock, for environments that wait."""
 
 
 def difference(a: Hashes, b: Hashes, number: int) -> str:
@@ -62,9 +57,9 @@ def difference_again(
     steps, own = len(hashes) - 1, own_state(used)
     if own is not None and own.offered and not fresh:
         with closing(make()) as new:
-            theirs = own_state(new)
-            assert theirs is not None
-            theirs.load(own.save())
+            new_state = own_state(new)
+            assert new_state is not None
+            new_state.load(own.save())
             hashes = [each.hashes() for each in random_rows(new, steps, seed)]
     return first_difference(used, hashes, seed)
 
@@ -143,16 +138,6 @@ def unrepeatable(
 
 def _difference(used: VectorEnv, make: Callable[[], VectorEnv], fresh: bool) -> tuple[str, int]:
     """The first difference, or "", and the number of steps before the second restart."""
-    hashes = [each.hashes() for each in _rows(used, _ROWS, _SEED)]
-    steps = len(hashes) - 1 + sum(each.number > 0 for each in _rows(used, _USED, _OTHER_SEED))
+    hashes = [each.hashes() for each in short_rows(used, _ROWS, _SEED)]
+    steps = len(hashes) - 1 + sum(each.number > 0 for each in short_rows(used, _USED, _OTHER_SEED))
     return difference_again(used, hashes, _SEED, make, fresh=fresh), steps
-
-
-def _rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
-    """The rows of a restart and of random steps, within the limits of time."""
-    cpu, begin = thread_time(), perf_counter()
-    for each in random_rows(env, steps, seed):
-        yield each
-        late = thread_time() - cpu > _MOST_CPU_S or perf_counter() - begin > _MOST_S
-        if each.number and late:
-            return

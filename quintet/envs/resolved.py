@@ -1,7 +1,6 @@
 """Resolves an `EnvConfig` and its source on this machine."""
 
 import difflib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,6 +24,7 @@ from quintet.envs.env_source import (
     makes_groups,
 )
 from quintet.envs.ids import resolve_backend
+from quintet.envs.success import key_of
 from quintet.envs.vector import InfoReader, VectorEnv
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
@@ -44,7 +44,6 @@ class ResolvedEnv:
     name, family, atari: see `quintet.envs.backends.Identity`.
     remarks, notes: warnings and notes about what was seen when its options were settled.
     look: looks at the infos while ``env.metrics`` is settled.
-    trains: whether its curriculum is the run's, and not at its end as in evaluations.
     numbers: for its makers.
     """
 
@@ -56,7 +55,6 @@ class ResolvedEnv:
     remarks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     look: InfoReader | None = None
-    trains: bool = False
     numbers: Numbers = field(default_factory=Numbers)
 
     @property
@@ -162,21 +160,19 @@ class ResolvedEnv:
     @cached_property
     def terms(self) -> "tuple[Term, ...]":
         """The terms of ``env.metrics``; empty while it is not settled."""
-        if self.config.metrics in ("auto", "none") or self.look is not None:
-            return ()
-        from quintet.envs.info_metrics import read_terms
+        return () if self.look is not None else self.config.terms
 
-        return read_terms(self.config.metrics)
-
-    def metrics_reader(self, num_streams: int) -> InfoReader | None:
-        """A reader of these numbers in the infos of a group; None if there are none."""
-        if self.look is not None:
+    def info_reader(self, num_streams: int) -> InfoReader | None:
+        """A reader of these numbers, and of success, in the infos of a group; None if there is
+        nothing to read.
+        """
+        success = key_of(self.config.success)
+        if self.look is not None or not (self.terms or success):
             return self.look
-        if not self.terms:
-            return None
         from quintet.envs.info_metrics import InfoMetrics
 
-        return InfoMetrics(self.terms, num_streams, f"{self.config.id} ({self.config.backend})")
+        who = f"{self.config.id} ({self.config.backend})"
+        return InfoMetrics(self.terms, num_streams, who, success)
 
     def numbered(self, **numbers: int) -> "ResolvedEnv":
         """The same environment with other `Numbers`."""
@@ -228,7 +224,7 @@ def _find_maker(name: str) -> MakeEnv:
             )
         if attribute not in gymnasium.registry:  # importing the module may have registered it
             _register_envs_of(module_name.partition(".")[0])
-        if attribute not in gymnasium.registry and "gym" in sys.modules:
+        if attribute not in gymnasium.registry:
             from quintet.envs.old_gym import registered_maker
 
             if (made := registered_maker(attribute)) is not None:

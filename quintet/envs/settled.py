@@ -2,10 +2,9 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from time import perf_counter, thread_time
 from typing import Any, NamedTuple, final
 
 import gymnasium
@@ -17,7 +16,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import number_of
-from quintet.envs.vector import OFFSET, Array, ObsArrays, StepRow, VectorEnv, coarse
+from quintet.envs.vector import OFFSET, InfoReader, ObsArrays, VectorEnv, coarse
 from quintet.envs.wrappers import innermost
 from quintet.errors import ConfigError, QuintetError
 from quintet.spaces import float64_leaves, mask_sizes, observation_leaves
@@ -36,9 +35,8 @@ _STEPS, _SEED = 64, 0
 _MOST_METRICS = 32
 """Most numbers in info that ``env.metrics=auto`` takes."""
 
-_EPISODE_STEPS, _MOST_CPU_S, _MOST_S = 20_000, 0.5, 2.0
-"""Limits of the episode that shows which numbers are in info: steps, of which at least one is
-taken, seconds of this thread on a processor, and of a clock."""
+_EPISODE_STEPS = 20_000
+"""Most steps of the episode that shows which numbers are in info."""
 
 _WRITABLE = re.compile(r"[^,:*\s_][^,:*]*")
 _NOT_THEIRS = re.compile(
@@ -76,28 +74,35 @@ def made_otherwise(env: ResolvedEnv, settled: ResolvedEnv) -> bool:
     return wide or masked or settled.terms != env.terms
 
 
-def with_metrics(env: ResolvedEnv, keys: Callable[[ResolvedEnv], KeysInInfo]) -> ResolvedEnv:
+def with_metrics(env: ResolvedEnv, keys: Callable[[ResolvedEnv], KeysInInfo] | None) -> ResolvedEnv:
     """The same with ``env.metrics`` settled: ``auto`` and patterns by the numbers that the first
     episode of one environment, which is made for that, has in info.
 
-    keys: plays this episode.  Raises ConfigError if a pattern can't be settled.
+    keys: plays this episode; None: it can't be played.  Raises ConfigError if a pattern can't be
+    settled.
     """
     text = env.config.metrics
+    keys = keys if can_be_made_again(env.source) and not env.of_tensors else None
     if text == "auto":
         found: tuple[str, ...] = ()
         # The frames of games have nothing in info that says how an episode went.
-        if can_be_made_again(env.source) and not env.of_tensors and env.atari is None:
+        if keys is not None and env.atari is None:
             with suppress(QuintetError, OSError):  # the run meets it again, and says so
                 found = keys(env).ending
         own = [x for x in found if _WRITABLE.fullmatch(x) and not _NOT_THEIRS.fullmatch(x)]
         names = own[:_MOST_METRICS]
         env = env.with_options({"metrics": ", ".join(f"{x}:last" for x in names) or "none"})
-        return replace(env, notes=(*env.notes, _taken(names, len(own)))) if names else env
+        more = f" ({len(own) - len(names)} more are left out)" if own != names else ""
+        taken = (
+            "metrics of the environment, from info at the ends of episodes: "
+            f"env/{', '.join(names)}{more}; --env.metrics chooses other keys, sums or means"
+        )
+        return replace(env, notes=(*env.notes, taken)) if names else env
     if "*" not in text:
         return env
     from quintet.envs.info_metrics import as_text, expanded, read_terms
 
-    if not can_be_made_again(env.source) or env.of_tensors:
+    if keys is None:
         raise ConfigError(
             f"env.metrics must be whole keys, got {text!r}: name the keys, since no second "
             "environment can be made in which to look for those that match"
@@ -105,44 +110,27 @@ def with_metrics(env: ResolvedEnv, keys: Callable[[ResolvedEnv], KeysInInfo]) ->
     return env.with_options({"metrics": as_text(expanded(read_terms(text), *keys(env)))})
 
 
-def _taken(names: Sequence[str], count: int) -> str:
-    more = f" ({count - len(names)} more are left out)" if count > len(names) else ""
-    return (
-        f"metrics of the environment, from info at the ends of episodes: env/{', '.join(names)}"
-        f"{more}; --env.metrics chooses other keys, sums or means"
-    )
-
-
 def keys_in_info(env: ResolvedEnv) -> KeysInInfo:
     """The numbers in info in an episode of random actions."""
+    from quintet.envs.random_play import short_rows  # PyTorch
+
     look = Look()
     seen = replace(env.with_options({"frame_stack": 1, "observe_last": False}), look=look)
-    with untouched(), made_for("a look at its info"):
-        with closing(make_group_env(seen, env.streams_of(1))) as probe:
-            masked = masks_in_info(env, probe).at_reset
-            if not masked:
-                _play(probe, look)
-        if masked:
-            seen = seen.with_options({"mask_from_info": True})
-            with closing(make_group_env(seen, env.streams_of(1))) as probe:
-                _play(probe, look)
-    return look.keys
-
-
-def _play(env: VectorEnv, look: "Look") -> None:
-    """Plays random actions to the end of an episode."""
-    from quintet.envs.random_play import random_rows  # PyTorch
-
-    cpu, begin = thread_time(), perf_counter()
-    for each in random_rows(env, _EPISODE_STEPS, _SEED):
-        late = thread_time() - cpu > _MOST_CPU_S or perf_counter() - begin > _MOST_S
-        if each.number and (look.ended or late):
-            return
+    with (
+        untouched(),
+        made_for("a look at its info"),
+        closing(make_group_env(seen, env.streams_of(1))) as probe,
+    ):
+        masked = masks_in_info(env, probe).at_reset
+        for _ in short_rows(probe, _EPISODE_STEPS, _SEED) if not masked else ():
+            if look.ended:
+                break
+    return keys_in_info(env.with_options({"mask_from_info": True})) if masked else look.keys
 
 
 @final
-class Look:
-    """Takes steps as `InfoMetrics` does, and notes which numbers are in their infos.
+class Look(InfoReader):
+    """Notes which numbers are in infos.
 
     ended: whether an episode has ended.
     """
@@ -159,11 +147,7 @@ class Look:
         ending = self._ending if self.ended else self._newest
         return KeysInInfo(tuple(ending), tuple(self._seen))
 
-    def clear(self) -> None:
-        """Forgets nothing."""
-
-    def add(self, stream: int, info: Any, out: StepRow, *, ended: bool, new: bool = True) -> None:  # noqa: ARG002
-        """Takes the info of a stream's step."""
+    def add(self, stream: int, info: Any, *, ended: bool, **_: Any) -> None:  # noqa: ARG002
         found = dict.fromkeys(_numbers_in(info))
         self._seen |= found
         self.ended |= ended
@@ -171,16 +155,6 @@ class Look:
             self._ending |= found
         else:
             self._newest = found
-
-    def step(self, infos: Any, valid: Array, ended: Array, out: StepRow, final: Any = None) -> None:
-        """Takes a vector environment's infos of a step; `final`: of the streams that ended."""
-        for stream in np.flatnonzero(valid).tolist():
-            over = bool(ended[stream])
-            whole: Any = final if over and final is not None else infos
-            if isinstance(whole, Mapping):
-                self.add(stream, _of_stream(whole, stream), out, ended=over)
-            else:
-                self.add(stream, None if whole is None else whole[stream], out, ended=over)
 
 
 def _numbers_in(info: Any, prefix: str = "") -> Iterator[str]:
@@ -194,27 +168,14 @@ def _numbers_in(info: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _of_stream(infos: Mapping[str, Any], stream: int) -> dict[str, Any]:
-    """The info of a stream in arrays of all streams by key, with masks at ``"_" + key``."""
-    found: dict[str, Any] = {}
-    for key, value in infos.items():
-        given = infos.get(f"_{key}")
-        if isinstance(value, Mapping):
-            found[key] = _of_stream(value, stream)
-        elif (given is None or given[stream]) and np.ndim(value):
-            found[key] = value[stream]
-    return found
-
-
 def _with_mask(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
     """``auto`` stays where the observation has a mask."""
     if env.config.mask_from_info != "auto" or ACTION_MASK in observation_leaves(of.observation):
         return env
     if can_be_made_again(env.source) and _may_be_masked(env, of):
-        with suppress(QuintetError, OSError), same_folder():  # the run meets it again, and says so
-            probe = make_group_env(env, env.streams_of(1))
-            with closing(probe):
-                return with_masks(env, masks_in_info(env, probe))
+        again = suppress(QuintetError, OSError)  # the run meets it again, and says so
+        with again, same_folder(), closing(make_group_env(env, env.streams_of(1))) as probe:
+            return with_masks(env, masks_in_info(env, probe))
     return with_masks(env, MasksInInfo())
 
 

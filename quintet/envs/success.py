@@ -7,7 +7,7 @@ There are two rules, both about the step that ends an episode:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ from quintet.errors import ConfigError
 from quintet.system.signals import STOPS
 
 _REWARD, _INFO = "reward>", "info:"
+_Flags = NDArray[np.bool_]
 
 
 class SuccessRule(NamedTuple):
@@ -56,24 +57,15 @@ def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
     return _truth(info[key], key, who)
 
 
-def write_success(
-    out: NDArray[np.bool_], ended: NDArray[np.bool_], infos: Any, key: str, who: str
-) -> None:
+def write_success(out: _Flags, ended: _Flags, infos: Mapping[str, Any], key: str, who: str) -> None:
     """Writes the successes in a vector environment's infos to `out` ``[B]`` where `ended` ``[B]``;
     raises ConfigError as `single_success` does.
 
-    infos: arrays ``[B]`` by key, perhaps with a mask of the streams that have it at ``"_" + key``;
-        or for each stream a dict or None.
+    infos: arrays ``[B]`` by key, perhaps with a mask of the streams that have it at ``"_" + key``.
     """
-    streams = np.flatnonzero(ended).tolist()
-    if not isinstance(infos, Mapping):
-        each: Sequence[Any] = [{}] * len(ended) if infos is None else infos
-        for stream in streams:
-            out[stream] = single_success(each[stream] or {}, key, who)
-        return
-    values, given = infos.get(key), infos.get(f"_{key}")
-    for stream in streams:
-        if values is None or (given is not None and not given[stream]):
+    values, present = infos.get(key), infos.get(f"_{key}")
+    for stream in np.flatnonzero(ended).tolist():
+        if values is None or (present is not None and not present[stream]):
             masks = {f"_{name}" for name in infos}
             _refuse_key(key, [name for name in infos if name not in masks], who)
         # A value that is no array per stream is refused as a whole.

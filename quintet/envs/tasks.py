@@ -7,8 +7,7 @@ the options of every reset; values are set in the environments themselves.
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, final
-from weakref import WeakKeyDictionary
+from typing import Any, final
 
 import numpy as np
 import optree
@@ -16,7 +15,6 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 from quintet.envs.curriculum import RESET_SEED, Kind, final_said, make_curriculum
-from quintet.envs.other_apis import Unfit
 from quintet.envs.own_state import decoded, encoded, own_state
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import VectorEnv
@@ -25,63 +23,33 @@ from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised, traced
 
-_set: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
-"""Number of the last value that each name was set to, by group of environments."""
-
 
 @final
 class Tasks:
-    """The options of the resets of a group that this process steps."""
+    """Gives the resets of a group that this process steps their options.
 
-    def __init__(self, curriculum: Kind, first_stream: int, agents: int, trains: bool):
-        """agents: of a game, whose streams share its resets.
-        trains: False: every episode is of the curriculum's end.
+    options: of the last resets, by stream.
+    """
+
+    def __init__(self, curriculum: Kind, first_stream: int, agents: int, final: bool):
+        """agents: of a game, whose streams share its resets; final: whether every episode is of the
+        curriculum's end.
         """
-        self._curriculum, self._first, self._agents = curriculum, first_stream, agents
-        self._final = not trains
+        self.curriculum, self._first, self._agents = curriculum, first_stream, agents
+        self._final = final
         self._episodes: dict[int, tuple[int, int]] = {}  # seed of the restart, number since then
-        self._current: dict[int, Mapping[str, Any]] = {}
-        self._begun: dict[int, Mapping[str, Any]] = {}
+        self.options: dict[int, Mapping[str, Any]] = {}
 
-    def load(self, state: Any) -> None:
-        self._curriculum.load(state)
-
-    def options_of(self, stream: int) -> Mapping[str, Any] | None:
-        return self._current.get(stream - stream % self._agents)
-
-    def take_begun(self) -> dict[int, Mapping[str, Any]]:
-        """Options of resets since the last call, by stream."""
-        begun, self._begun = self._begun, {}
-        return begun
-
-    def draw(self, stream: int, seed: int | None) -> "Drawn":
-        """The next reset of a stream; seed: of a restart, else None."""
+    def draw(self, stream: int, seed: int | None) -> dict[str, Any]:
+        """The arguments of the next reset of a stream; seed: of a restart, else None."""
         first, count = self._episodes.get(stream, (0, 0))
         first, count = (first, count + 1) if seed is None else (seed, 0)
         self._episodes[stream] = first, count
         keys = (self._first + stream, count)
         rng = np.random.default_rng(np.random.SeedSequence(first, spawn_key=keys))
-        drawn = dict(self._curriculum.options(keys[0], rng, final=self._final))
-        self._current[stream] = self._begun[stream] = dict(drawn)
-        return Drawn(drawn.pop(RESET_SEED, seed), drawn)
-
-
-class Drawn(NamedTuple):
-    """Seed and options of a reset."""
-
-    seed: int | None
-    options: dict[str, Any]
-
-    def reset(self, env: Any) -> Any:
-        """The result of the reset; raises Unfit if the environment refuses the options."""
-        try:
-            return env.reset(seed=self.seed, options=self.options)
-        except STOPS:
-            raise
-        except Exception as error:
-            raise Unfit(
-                f"{raised(error, 'reset')} with the options {self.options} of env.curriculum"
-            ) from error
+        drawn = dict(self.curriculum.options(keys[0], rng, final=self._final))
+        self.options |= {stream + agent: dict(drawn) for agent in range(self._agents)}
+        return {"seed": drawn.pop(RESET_SEED, seed), "options": drawn}
 
 
 def give_tasks(env: ResolvedEnv, made: Any, first_stream: int) -> None:
@@ -96,10 +64,11 @@ def give_tasks(env: ResolvedEnv, made: Any, first_stream: int) -> None:
             f"of {env.backend.title}, which resets its streams itself: use another env.backend, or "
             "leave env.curriculum out"
         )
-    if env.trains or ":" not in record["kind"]:  # evaluations call no code of the user's
+    trains = env.numbers.first == 0
+    if trains or ":" not in record["kind"]:  # evaluations call no code of the user's
         agents = len(made.description.agents) or 1
-        made.tasks = Tasks(make_curriculum(record), first_stream, agents, env.trains)
-    if not env.trains:
+        made.tasks = Tasks(make_curriculum(record), first_stream, agents, not trains)
+    if not trains:
         made.description = replace(made.description, curriculum=final_said(record))
 
 
@@ -120,9 +89,10 @@ def set_task(env: VectorEnv, text: bytes) -> None:
         base.set_task(text)
         return
     task = decoded(text)
+    # Numbers of the last values that were set, by name.
+    before: dict[str, int] = vars(base).setdefault("values_set", {})
     if isinstance(tasks := tasks_of(env), Tasks):
-        tasks.load(task["state"])
-    before = _set.setdefault(base, {})
+        tasks.curriculum.load(task["state"])
     for name, (number, value) in task["values"].items():
         if before.get(name) != number:
             before[name] = number
@@ -157,20 +127,15 @@ def _set_in(layers: Sequence[Any], name: str, value: Any) -> bool:
     own = [x for x in own if not callable(getattr(x, name))]
     able = [x for x in layers if callable(getattr(type(x), "set_task", None))]
     if able and (name == "task" or not own):
-        _call_set_task(able[0].set_task, name, value)
+        method, given = able[0].set_task, [name, value]
+        try:
+            inspect.signature(method).bind(*given)
+        except TypeError:  # the method takes the value alone
+            given.pop(0)
+        method(*given)
     elif own:
         setattr(own[0], name, value)
     return bool(able or own)
-
-
-def _call_set_task(method: Any, name: str, value: Any) -> None:
-    """Calls ``set_task(name, value)``, or ``set_task(value)`` if it takes one argument."""
-    try:
-        inspect.signature(method).bind(name, value)
-    except TypeError:
-        method(value)
-    else:
-        method(name, value)
 
 
 def packed(state: Any, whose: str) -> Any:

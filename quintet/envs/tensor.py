@@ -58,8 +58,7 @@ class TensorVectorEnv(Protocol):
 
     @property
     def spaces(self) -> Spaces:
-        """Spaces of one stream in the learner's form, as `quintet.spaces.stored_spaces` makes
-        them."""
+        """Spaces of one stream in the learner's form, as from `quintet.spaces.stored_spaces`."""
         ...
 
     @property

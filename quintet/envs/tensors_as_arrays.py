@@ -11,7 +11,6 @@ before the last step is shown.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
@@ -54,7 +53,7 @@ class HostedEnv:
     be captured as a CUDA graph.
 
     env: the environments themselves, for code that steps tensors.
-    metrics: joins the episodes' own numbers.
+    infos: joins the episodes' own numbers.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class HostedEnv:
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = env.description if description is None else description
         self._key = key_of(env.description.success)
-        self.metrics: "InfoMetrics | None" = None
+        self.infos: "InfoMetrics | None" = None
         if terms:
             from quintet.envs.info_metrics import InfoMetrics
 
-            zeros = partial(torch.zeros, dtype=torch.float64, device=env.device)
-            self.metrics = InfoMetrics(terms, env.num_streams, self._who, zeros)
+            about = (env.num_streams, self._who, None, torch)
+            self.infos = InfoMetrics(terms, *about, device=env.device)
         # Arrays of float32 round what float64 leaves give.
         leaves = observation_leaves(in_float64(env.spaces).observation)
         self._specs = {name: leaf_spec(leaf) for name, leaf in leaves.items()}
@@ -92,7 +91,7 @@ class HostedEnv:
         self._resets = torch.zeros(count, dtype=torch.bool, device=device)
         self._never = torch.zeros_like(self._resets)
         self._checked = False
-        self._held: Any = None
+        self._pending: Any = None
         self._row: dict[str, Tensor] | None = None
         self._dtype = action_spec(env.spaces.action).dtype
         if made is not None:
@@ -105,20 +104,20 @@ class HostedEnv:
         obs = self._call("restart", lambda: self.env.restart(seed))
         self._check_obs(obs)
         self._resets.zero_()
-        if self.metrics is not None:
-            self.metrics.clear()
+        if self.infos is not None:
+            self.infos.clear()
         self._checked = False
         for name, x in self._obs.items():
             x.copy_(obs[name])
             _write(out[name], x)
-        self._held = obs
+        self._pending = obs
 
     @torch.no_grad()
     def send(self, action: Array | Tensor) -> None:
         """Steps all streams; streams that ended in the last step are reset in this one."""
         # A copy, which the environment's own code may change.
-        given = action.clone() if isinstance(action, Tensor) else torch.from_numpy(action.copy())
-        packed = given.to(self._dtype).to(self.env.device)
+        actions = action.clone() if isinstance(action, Tensor) else torch.from_numpy(action.copy())
+        packed = actions.to(self._dtype).to(self.env.device)
         out = self._call("step", lambda: self.env.step(packed))
         if not self._checked:  # the first tells what the others are like
             self._check(out)
@@ -139,13 +138,12 @@ class HostedEnv:
         self._resets.copy_(ended)
         # Another library may reuse the memory of its arrays once they are gone, while the copies
         # still wait on the GPU; it waits for them with the next action.
-        self._held = out
+        self._pending = out
         flags = {"terminated": terminated, "truncated": truncated, "valid": valid}
         success = self._success(out, ended)
         self._row = {"reward": raw, "raw_reward": raw, "success": success, **flags}
-        if self.metrics is not None:
-            infos = {} if out.info is None else out.info
-            self._row["metrics"] = self.metrics.tensors(infos, valid, ended)
+        if self.infos is not None:
+            self._row["metrics"] = self.infos.tensors(out.info or {}, valid, ended)
 
     def recv(self, out: StepRow) -> None:
         row, self._row = self._row, None
@@ -165,6 +163,7 @@ class HostedEnv:
             self.env.close()
 
     def _success(self, out: TensorStep, ended: Tensor) -> Tensor:
+        """Whether episodes that end are won; raises ConfigError if the key is missing."""
         if self._key is None:
             return self._never
         if out.success is not None:
@@ -209,16 +208,16 @@ class HostedEnv:
             raise self._unfit(f"must give {what}s {sorted(self._specs)} by name, gave {names}")
         for name, spec in self._specs.items():
             self._check_tensor(f"{what} {name!r}", obs[name], spec.shape)
-            given = obs[name].dtype
-            if not (torch.can_cast(given, spec.dtype) or _is_flag(given, spec.dtype)):
-                raise self._unfit(f"must give {what} {name!r} as {spec.dtype}, gave {given}")
+            dtype = obs[name].dtype
+            if not (torch.can_cast(dtype, spec.dtype) or _is_flag(dtype, spec.dtype)):
+                raise self._unfit(f"must give {what} {name!r} as {spec.dtype}, gave {dtype}")
 
     def _check_tensor(self, what: str, x: Any, shape: tuple[int, ...]) -> None:
-        wanted = (self.env.num_streams, *shape)
+        expected = (self.env.num_streams, *shape)
         if not isinstance(x, Tensor):
             raise self._unfit(f"must give {what} as a torch.Tensor, gave a {type(x).__name__}")
-        if tuple(x.shape) != wanted:
-            raise self._unfit(f"must give {what} of shape {wanted}, gave {tuple(x.shape)}")
+        if tuple(x.shape) != expected:
+            raise self._unfit(f"must give {what} of shape {expected}, gave {tuple(x.shape)}")
         if not same_device(x.device, self.env.device):
             raise self._unfit(f"must give {what} on {self.env.device}, gave it on {x.device}")
 
@@ -226,9 +225,9 @@ class HostedEnv:
         return fault_of(self._who, Unfit(what))
 
 
-def _is_flag(given: torch.dtype, wanted: torch.dtype) -> bool:
+def _is_flag(dtype: torch.dtype, declared: torch.dtype) -> bool:
     """Whether integers stand for truth values."""
-    return wanted == torch.bool and not (given.is_floating_point or given.is_complex)
+    return declared == torch.bool and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
@@ -251,8 +250,6 @@ def _write(into: Any, x: Tensor) -> None:
 
 
 def tensors_of(env: VectorEnv) -> TensorVectorEnv | None:
-    """The environments of tensors that `env` gives as arrays, below its wrappers; None for
-    others.
-    """
+    """The environments of tensors that `env` gives as arrays, below its wrappers, or None."""
     base = innermost(env)
     return base.env if isinstance(base, HostedEnv) else None

@@ -54,8 +54,7 @@ class _Streams:
         """Does nothing."""
 
     def ends(self, reward: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts a step; returns reward, 0 for streams that were reset, and flags, false for
-        these."""
+        """Counts a step; returns reward and flags, 0 and false for streams that were reset."""
         goes = ~self.over
         self.steps.add_(1).mul_(goes)
         terminated = terminated & goes
@@ -98,10 +97,10 @@ class CartPole:
 
     def restart(self, seed: int) -> Obs:
         self._streams.restart(seed)
-        self._state.copy_(self._begun())
+        self._state.copy_(self._new_state())
         return self._obs()
 
-    def _begun(self) -> Tensor:
+    def _new_state(self) -> Tensor:
         return self._streams.uniform(4) * 0.1 - 0.05
 
     def _obs(self) -> Obs:
@@ -116,7 +115,7 @@ class CartPole:
         moves = part - 0.05 * turns * cosine / 1.1
         change = torch.stack((speed, moves, turn, turns), 1)
         after = self._state + 0.02 * change
-        self._state.copy_(torch.where(self._streams.over.unsqueeze(1), self._begun(), after))
+        self._state.copy_(torch.where(self._streams.over.unsqueeze(1), self._new_state(), after))
         place, angle = self._state[:, 0], self._state[:, 2]
         out = (place.abs() > 2.4) | (angle.abs() > 12 * 2 * math.pi / 360)
         return TensorStep(self._obs(), *self._streams.ends(torch.ones_like(place), out))
@@ -145,10 +144,10 @@ class Pendulum:
 
     def restart(self, seed: int) -> Obs:
         self._streams.restart(seed)
-        self._state.copy_(self._begun())
+        self._state.copy_(self._new_state())
         return self._obs()
 
-    def _begun(self) -> Tensor:
+    def _new_state(self) -> Tensor:
         return (self._streams.uniform(2) * 2.0 - 1.0) * self._range
 
     def _obs(self) -> Obs:
@@ -162,7 +161,7 @@ class Pendulum:
         cost = from_top.square() + 0.1 * speed.square() + 0.001 * torque.square()
         faster = (speed + (15.0 * angle.sin() + 3.0 * torque) * 0.05).clamp(-8.0, 8.0)
         after = torch.stack((angle + 0.05 * faster, faster), 1)
-        self._state.copy_(torch.where(self._streams.over.unsqueeze(1), self._begun(), after))
+        self._state.copy_(torch.where(self._streams.over.unsqueeze(1), self._new_state(), after))
         return TensorStep(self._obs(), *self._streams.ends(-cost, self._never))
 
 
@@ -206,10 +205,10 @@ class Grid:
 
     def restart(self, seed: int) -> Obs:
         self._streams.restart(seed)
-        self._state.copy_(self._begun())
+        self._state.copy_(self._new_state())
         return self._obs()
 
-    def _begun(self) -> Tensor:
+    def _new_state(self) -> Tensor:
         """Rows and columns ``[B, 2, 2]`` of new walkers and of goals in other cells."""
         cells, drawn = self._size**2, self._streams.uniform(2)
         walker = (drawn[:, 0] * cells).long()
@@ -223,14 +222,14 @@ class Grid:
         picture = shown.view(-1, 2, self._size, self._size)
         if not self._masked:
             return {"obs": picture}
-        reached = self._state[:, :1] + self._moves
-        allowed = ((reached >= 0) & (reached < self._size)).all(2)
+        targets = self._state[:, :1] + self._moves
+        allowed = ((targets >= 0) & (targets < self._size)).all(2)
         return {"picture": picture, ACTION_MASK: allowed.to(torch.int8)}
 
     def step(self, action: Tensor) -> TensorStep:
         walker = (self._state[:, 0] + self._moves[action]).clamp(0, self._size - 1)
         after = torch.stack((walker, self._state[:, 1]), 1)
         over = self._streams.over.view(-1, 1, 1)
-        self._state.copy_(torch.where(over, self._begun(), after))
-        there = (self._state[:, 0] == self._state[:, 1]).all(1)
-        return TensorStep(self._obs(), *self._streams.ends(there.float(), there))
+        self._state.copy_(torch.where(over, self._new_state(), after))
+        at_goal = (self._state[:, 0] == self._state[:, 1]).all(1)
+        return TensorStep(self._obs(), *self._streams.ends(at_goal.float(), at_goal))

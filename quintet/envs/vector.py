@@ -88,19 +88,20 @@ class EnvDescription:
     curriculum: str = ""
 
 
-class InfoReader(Protocol):
-    """Reads the environment's own numbers from infos, in the process that steps it."""
+class InfoReader:
+    """Reads the infos of B streams' steps, in the process that steps them."""
 
     def clear(self) -> None:
         """Forgets the running episodes."""
-        ...
 
-    def add(self, stream: int, info: Any, out: StepRow, *, ended: bool, new: bool = True) -> None:
-        """Takes the info of a stream's step, and writes the episode's row if it ended there.
-
-        new: whether the step's info was not taken yet; else only last values are.
+    def add(self, stream: int, info: Any, *, ended: bool, agent: str = "") -> None:
+        """Takes the info of a stream's step, perhaps again; ended: whether its episode ended there;
+        agent: of a game, as the end of a name.
         """
-        ...
+        raise NotImplementedError
+
+    def write(self, out: StepRow) -> None:
+        """Writes the rows of the streams that ended in what was taken since the last call."""
 
     def step(self, infos: Any, valid: Array, ended: Array, out: StepRow, final: Any = None) -> None:
         """Takes a vector environment's infos of a step, and writes the rows of the streams that
@@ -110,7 +111,29 @@ class InfoReader(Protocol):
             each stream a dict or None.
         final: infos of the streams that ended, where theirs stand apart.
         """
-        ...
+        self.take(infos, valid & ~ended, ended=False)
+        if ended.any():
+            self.take(infos if final is None else final, ended, ended=True)
+        self.write(out)
+
+    def take(self, infos: Any, rows: Array, *, ended: bool) -> None:
+        """Takes the infos of some streams of a vector environment."""
+        for stream in np.flatnonzero(rows).tolist():
+            whole = infos is None or isinstance(infos, Mapping)
+            info = _of_stream(infos or {}, stream) if whole else infos[stream]
+            self.add(stream, info, ended=ended)
+
+
+def _of_stream(infos: Mapping[str, Any], stream: int) -> dict[str, Any]:
+    """The info of a stream in arrays of all streams by key, with masks at ``"_" + key``."""
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        given = infos.get(f"_{key}")
+        if isinstance(value, Mapping):
+            found[key] = _of_stream(value, stream)
+        elif (given is None or given[stream]) and np.ndim(value):
+            found[key] = value[stream]
+    return found
 
 
 class Rendered(NamedTuple):
@@ -163,16 +186,6 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class GivesOptions(Protocol):
-    """An attribute `tasks` of vector environments whose resets take options of a curriculum; None
-    without one.
-    """
-
-    def options_of(self, stream: int) -> Mapping[str, Any] | None:
-        """The options of a stream's last reset."""
-        ...
 
 
 def place_of_frame(frame: FrameType) -> str:

@@ -16,14 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import (
-    Array,
-    GivesOptions,
-    ObsArrays,
-    StepRow,
-    VectorEnv,
-    allocate_obs,
-)
+from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
 from quintet.errors import ConfigError
 from quintet.spaces import (
     Space,
@@ -167,10 +160,10 @@ class ObserveLast:
     def __init__(self, env: VectorEnv) -> None:
         """Raises ConfigError if the observation already has leaves of these names."""
         parts = space_parts(env.spaces.observation)
-        taken = {LAST_ACTION, LAST_REWARD} & parts.keys()
-        if taken:
+        clashes = {LAST_ACTION, LAST_REWARD} & parts.keys()
+        if clashes:
             raise ConfigError(
-                f"env.observe_last must have an observation without {sorted(taken)}; "
+                f"env.observe_last must have an observation without {sorted(clashes)}; "
                 f"{env.description.id} has {sorted(parts)}; leave the option out, or rename "
                 "them"
             )
@@ -247,7 +240,7 @@ def _last_leaves(of: Spaces) -> list[_LastLeaf]:
 
 @final
 class ShapedRewards:
-    """Single environments, made by `make_shaped`, whose values may change from episode to episode.
+    """Single environments, made by `shaped`, whose values may change from episode to episode.
 
     shaping: ``[B, N]``, values of each stream by sorted name; changes apply from the next `send`
         on.
@@ -267,8 +260,8 @@ class ShapedRewards:
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description, self.recv = env.description, env.recv
         self.render, self.close = env.render, env.close
-        self._given = np.tile([values[name] for name in self._names], (env.num_streams, 1))
-        self.shaping = self._given.copy()
+        self._first_weights = np.tile([values[name] for name in self._names], (env.num_streams, 1))
+        self.shaping = self._first_weights.copy()
         self._find()
 
     def _find(self) -> None:
@@ -279,7 +272,7 @@ class ShapedRewards:
                 "env.reward_shaping must be a separate dict in each environment, but those of "
                 f"{self.description.id} share one; make it in __init__"
             )
-        self._in_force = self._given.copy()
+        self._in_force = self._first_weights.copy()
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         self.env.restart(seeds, out)
@@ -297,11 +290,10 @@ class ShapedRewards:
         self.env.send(action)
 
 
-def make_shaped(make_one: Callable[[], Any], values: Mapping[str, float], env_id: str) -> Any:
-    """Makes a single environment that weighs its rewards by `values`; other objects stay as they
+def shaped(env: Any, values: Mapping[str, float], env_id: str) -> Any:
+    """The same environment, which now weighs its rewards by `values`; other objects stay as they
     are.  Raises ConfigError where the environment declares no such values.
     """
-    env = make_one()
     if isinstance(env, gymnasium.Env):
         declared = declared_by(env)
         if unknown := sorted(values.keys() - declared.keys()):
@@ -328,10 +320,11 @@ def innermost(env: VectorEnv) -> VectorEnv:
     return env
 
 
-def tasks_of(env: VectorEnv) -> GivesOptions | None:
-    """The attribute `tasks` of the environments below these wrappers."""
-    found: GivesOptions | None = getattr(innermost(env), "tasks", None)
-    return found
+def tasks_of(env: VectorEnv) -> Any:
+    """The attribute `tasks` of the environments below these wrappers, which gives resets options of
+    a curriculum, and whose `options` are those of the last resets by stream; None without one.
+    """
+    return getattr(innermost(env), "tasks", None)
 
 
 def clip_reward(reward: Any, kind: RewardClip) -> None:

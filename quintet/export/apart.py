@@ -49,7 +49,7 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
         return Proof(last["proof"], str(last["said"]))
     if last.get("short"):
         raise ExportError(
-            f"verifying {folder} must take at most {bounds}, got more memory: do not use it, or "
+            f"verifying {folder} takes more memory than allowed ({bounds}): do not use it, or "
             "allow more by --most-gib if you know who made it"
         )
     if "error" in last:
@@ -62,7 +62,7 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
         )
     after = f", after {printed[0]!r}" if printed else ""
     raise ExportError(
-        f"verifying {folder} must end within {bounds}, got a process that "
+        f"verifying {folder} (at most {bounds}) failed: its process "
         f"{how_ended(ended.status or 0)}{after}: do not use it, or allow more by --most-gib and "
         "--most-s if you know who made it"
     )

@@ -67,9 +67,9 @@ class Certificate(Strict):
     sha256: Text
 
 
-def as_bytes(held: Mapping[str, Any]) -> bytes:
+def as_bytes(content: Mapping[str, Any]) -> bytes:
     """A JSON file's content."""
-    return (json.dumps(held, indent=1) + "\n").encode()
+    return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
@@ -79,8 +79,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def parsed(model: type[Held], data: bytes, file: Path) -> Held:
-    """The content of a JSON file of an export; raises ExportError if quintet would write it
-    otherwise."""
+    """The content of an export's JSON file; raises ExportError if quintet writes it otherwise."""
     way_out = "it is damaged or was changed; export the policy again"
     if len(data) > _MOST_BYTES:
         raise ExportError(
@@ -88,17 +87,17 @@ def parsed(model: type[Held], data: bytes, file: Path) -> Held:
             "environment smaller spaces, or bounds that are equal in all dimensions"
         )
     try:
-        held = files.parse_json(data)
-        written = as_bytes(held) if isinstance(held, dict) else b""
+        content = files.parse_json(data)
+        written = as_bytes(content) if isinstance(content, dict) else b""
     except (ValueError, TypeError) as fault:
         said = " ".join(str(fault).split())[:200]
         raise ExportError(f"{file} must be valid JSON, got {said}: {way_out}") from fault
-    fault_told = content_fault(model, held) if isinstance(held, dict) else "it is no object"
+    fault_told = content_fault(model, content) if isinstance(content, dict) else "it is no object"
     if fault_told is not None:
         raise ExportError(f"{file} must hold what quintet wrote, got {fault_told}: {way_out}")
     if written != data:
         raise ExportError(f"{file} must be in the form that quintet writes: {way_out}")
-    return model.model_validate(held)
+    return model.model_validate(content)
 
 
 def _read(file: Path, most: int) -> bytes:
@@ -161,6 +160,7 @@ class Read:
                 )
 
     def _verified(self, file: Path, entry: Entry) -> bytes:
+        """The content of a file; raises ExportError unless it is as the certificate lists."""
         data = _read(file, entry.size)
         if Entry.of(data) != entry:
             raise ExportError(

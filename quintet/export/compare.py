@@ -75,14 +75,14 @@ class Comparison(Strict):
 
     def summary(self) -> str:
         """The result in a sentence."""
-        kinds = [f"{_told(self.greedy)} greedy"]
-        kinds += [] if self.sampled is None else [f"{_told(self.sampled)} sampled"]
+        kinds = [f"{_count_in_words(self.greedy)} greedy"]
+        kinds += [] if self.sampled is None else [f"{_count_in_words(self.sampled)} sampled"]
         name, most = max(self.largest.items(), key=lambda each: each[1], default=("", 0.0))
         widest = f"; largest difference {most:.1e} ({name})" if name else ""
         return f"{' and '.join(kinds)} actions are equal{widest}"
 
 
-def _told(actions: Actions) -> str:
+def _count_in_words(actions: Actions) -> str:
     ties = f" ({actions.ties:,} ties)" if actions.ties else ""
     return f"{actions.equal:,} of {actions.compared:,}{ties}"
 
@@ -125,8 +125,8 @@ def _difference(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
     """Differences relative to numbers above 1; NaN counts as infinite."""
     a, b = wanted.astype(np.float64), got.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        apart = np.abs(a - b) / np.maximum(1.0, np.abs(a))
-    return np.where(a == b, 0.0, np.nan_to_num(apart, nan=np.inf))
+        distance = np.abs(a - b) / np.maximum(1.0, np.abs(a))
+    return np.where(a == b, 0.0, np.nan_to_num(distance, nan=np.inf))
 
 
 def _actions(
@@ -136,8 +136,7 @@ def _actions(
     scored: tuple[NDArray[Any] | None, NDArray[Any] | None],
     tolerance: float,
 ) -> Actions:
-    """Compares the actions of all rows ``[T, B]``; scored: parameters and noise, if there are
-    any."""
+    """Compares the actions of all rows ``[T, B]``; scored: parameters and noise, if any."""
     params, noise = scored
     leaves = interface.of("action")
     rows = wanted[leaves[0].name].shape[:2]
@@ -192,5 +191,5 @@ def _is_tie(
     other = best + step
     if not 0 <= other < choice.size:
         return False
-    apart = scores[best] - scores[other]
-    return bool(apart <= TIE * max(1.0, abs(scores[best])))
+    gap = scores[best] - scores[other]
+    return bool(gap <= TIE * max(1.0, abs(scores[best])))

@@ -30,7 +30,7 @@ INPUTS: tuple[Role, ...] = ("observation", "action_mask", "is_first", "state", "
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("texts must have only printable characters")
+        raise ValueError("strings must have only printable characters")
     return text
 
 
@@ -45,8 +45,7 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 class Strict(BaseModel):
-    """Base class of the contents of an export's files: types are not converted, unknown names are
-    refused."""
+    """Base class of an export's contents: types are not converted, unknown names are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -148,7 +147,7 @@ class Interface(Strict):
         fed = {port.name: port for port in self.inputs if port.role == "state"}
         given = {port.name: port for port in self.outputs if port.role == "next_state"}
         if {*self.state} != {*fed} or {*self.state.values()} != {*given}:
-            raise ValueError("state must name every state and its next value")
+            raise ValueError("state must map each state to its next_state")
         pairs = [(fed[a], given[b]) for a, b in self.state.items()]
         if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
             raise ValueError("a state and its next value must have the same shape and dtype")
@@ -156,6 +155,7 @@ class Interface(Strict):
         return self
 
     def _check_choices(self) -> None:
+        """Raises ValueError for a choice beyond its action, the parameters or the noise."""
         sizes = {port.name: port.size for port in self.of("params", "noise")}
         actions = {port.name: port.size for port in self.of("action") if port.dtype not in _FLOATS}
         for choice in self.choices:

@@ -39,7 +39,6 @@ def export(
     policy: Policy,
     folder: str | Path,
     format: Format = "onnx",
-    *,
     steps: int = 10_000,
     observations: Observations = "environment",
     env: Any = None,
@@ -101,6 +100,7 @@ def export(
 
 
 def _check(format: str, steps: int, observations: str, env: Any, tolerance: float) -> None:
+    """Raises ConfigError for arguments out of range."""
     if format not in PROGRAMS:
         raise ConfigError(f"format must be one of {', '.join(PROGRAMS)}, got {format!r}")
     if observations not in get_args(Observations):

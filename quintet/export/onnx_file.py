@@ -38,7 +38,7 @@ def has_outside_data(model: bytes) -> bool:
                 return True
             if number in _WITHIN[kind]:
                 if not isinstance(value, memoryview):
-                    raise ValueError("a message has the form of a number")
+                    raise ValueError("a number where a message belongs")
                 left.append((_WITHIN[kind][number], value))
     return False
 

@@ -37,7 +37,7 @@ class OnnxPlayer:
             import onnxruntime
         except ImportError as fault:
             raise ExportError(
-                "an ONNX program must have the package onnxruntime to be played, got none: "
+                "playing an ONNX program needs onnxruntime, which is not installed: "
                 'pip install onnxruntime, or "quintet-rl[export]"'
             ) from fault
         self.version = f"onnxruntime {onnxruntime.__version__}"
@@ -68,9 +68,7 @@ class OnnxPlayer:
 
 @final
 class NumpyPlayer:
-    """A program of ONNX's operators, played by `quintet.export.numpy_policy`, which uses NumPy
-    alone.
-    """
+    """A program of ONNX's operators, played with NumPy by `quintet.export.numpy_policy`."""
 
     def __init__(self, program: bytes, interface: Interface):
         """Raises ExportError as `OnnxPlayer` does."""
@@ -120,8 +118,7 @@ class TorchPlayer:
             import torch
         except ImportError as fault:
             raise ExportError(
-                "a program of PyTorch must have the package torch to be played, got none: pip "
-                "install torch"
+                "playing a PyTorch program needs torch, which is not installed: pip install torch"
             ) from fault
         self.version, self._torch = f"torch {torch.__version__}", torch
         self._inputs = [port.name for port in interface.inputs]
@@ -157,6 +154,8 @@ def _require_ports(
     inputs: list[tuple[str, str, tuple[int, ...]]],
     outputs: list[tuple[str, str, tuple[int, ...]]],
 ) -> None:
+    """Raises ExportError if a program's inputs or outputs are not the interface's."""
+
     def told(ports: list[Port]) -> list[tuple[str, str, tuple[int, ...]]]:
         return sorted((port.name, port.dtype, tuple(port.shape)) for port in ports)
 
@@ -177,8 +176,7 @@ def _other_ports(file: str, what: str, own: object, given: object) -> ExportErro
 def _unplayable(file: str, fault: Exception) -> ExportError:
     said = " ".join(str(fault).split())
     return ExportError(
-        f"{file} must be a program that can be played, got {type(fault).__name__}: {said[:300]}; "
-        "export the policy again"
+        f"{file} can't be played ({type(fault).__name__}: {said[:300]}); export the policy again"
     )
 
 

@@ -142,7 +142,7 @@ def require(format: Format) -> None:
             version(package)
         except PackageNotFoundError as fault:
             raise ExportError(
-                f"an export to {format} must have the package {package}, got none: pip install "
+                f"an export to {format} needs {package}, which is not installed: pip install "
                 '"quintet-rl[export]"'
             ) from fault
 
@@ -161,10 +161,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _cannot(what: str, fault: Exception) -> ExportError:
+    """The error of a policy that `what` can't turn into a graph."""
     said = " ".join(str(fault).split())
     error = ExportError(
-        f"a policy must be one that {what} can turn into a graph, got {type(fault).__name__}: "
-        f"{said[:400]}; an encoder of your own must use plain tensor operations, without Python "
+        f"{what} can't turn the policy into a graph ({type(fault).__name__}: {said[:400]}); an "
+        "encoder of your own must use plain tensor operations, without Python "
         "decisions on values, and x.shape[0] in place of len(x)"
     )
     error.detail = str(fault)
@@ -200,8 +201,8 @@ def numpy_program(onnx_model: bytes) -> bytes:
             continue
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
             raise ExportError(
-                "the numpy format must have an MLP, with or without an LSTM or GRU, got a policy "
-                f"with the operator {node.op_type}: use --format onnx"
+                "the numpy format holds an MLP, with or without an LSTM or GRU, and not the "
+                f"operator {node.op_type}: use --format onnx"
             )
         options = {name: x for name, x in found.items() if x not in _USUAL.get(name, ())}
         if node.op_type == "Cast":

@@ -1,7 +1,5 @@
 """Records what a policy sees and answers over whole episodes, for the certificate of an export."""
 
-from contextlib import closing
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -51,7 +49,7 @@ def in_environment(policy: Policy, env: Any, steps: int, seed: int) -> Seen:
     """Plays the policy in its environment, or in `env`: greedy in the first half of the rows, then
     sampling.
     """
-    with closing(environment_of(policy, env, STREAMS)) as vector:
+    with environment_of(policy, env, STREAMS) as vector:
         count, about = vector.num_streams, vector.description
         rows = -(-steps // count)
         obs, is_first = _played(policy, vector, rows, seed)
@@ -121,9 +119,8 @@ def _own_form(policy: Policy, leaf: Leaf, stored: NDArray[Any]) -> NDArray[Any]:
 
 def _allow(policy: Policy, mask: NDArray[Any]) -> None:
     """Allows all actions of a choice that allows none, as where an episode has ended."""
-    begins = np.cumsum([0, *spaces.mask_sizes(policy.spaces.action)])
-    for begin, end in pairwise(begins):
-        part = mask[..., begin:end]
+    ends = np.cumsum(spaces.mask_sizes(policy.spaces.action))
+    for part in np.split(mask, ends[:-1], -1):
         part[~part.astype(np.bool_).any(-1)] = 1
 
 

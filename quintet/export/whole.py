@@ -52,7 +52,7 @@ class WholePolicy(nn.Module):
         self.inputs += memory
         noise_size = self._noise_size()
         if noise_size is not None:
-            meaning = f"0: the greedy action; to sample, {_noise_told(own.action)}"
+            meaning = f"0: the greedy action; to sample, {_noise_meaning(own.action)}"
             self.inputs.append(_port("noise", "noise", (noise_size,), torch.float32, meaning))
         self.outputs = [_action(path, leaf) for path, leaf in _leaves_of(own.action)]
         self.outputs += [
@@ -155,31 +155,32 @@ _VALUE = "expected discounted sum of the following rewards, as the learner saw t
 
 
 def _observation(leaf: Leaf, policy: Policy) -> Port:
+    """The input for a leaf of the observation, with its meaning."""
     dtype: DType = str(spaces.leaf_dtype(leaf.space))  # type: ignore[assignment]
     first = leaf.path.split("/")[0]
     role: Role = "action_mask" if leaf.path == ACTION_MASK else "observation"
     what = "the observation" if leaf.path == "obs" else f"leaf {leaf.path!r} of the observation"
-    told = f"{what}, as the environment gives it"
+    meaning = f"{what}, as the environment gives it"
     if leaf.path == ACTION_MASK:
-        told = "not 0 where an action is allowed, at least one in each choice"
+        meaning = "not 0 where an action is allowed, at least one in each choice"
     elif first == LAST_ACTION:
-        told = (
+        meaning = (
             f"{what}: the last action; where an episode begins, the largest value for a discrete "
             "choice and 0 for other numbers"
         )
     elif first == LAST_REWARD:
-        told = f"{what}: the last reward, clamped to -1 .. 1; 0 where an episode begins"
+        meaning = f"{what}: the last reward, clamped to -1 .. 1; 0 where an episode begins"
     elif policy.env.frame_stack > 1 and isinstance(leaf.space, gym_spaces.Box):
-        told = (
+        meaning = (
             f"{what}: the newest {policy.env.frame_stack} frames as the environment gives them, "
             "oldest first; the first one of an episode fills all places"
         )
     elif leaf.dtype == np.uint8 and len(leaf.shape) == 1:
-        told += "; a text as its UTF-8 bytes, filled up with zeros"
+        meaning += "; a text as its UTF-8 bytes, filled up with zeros"
     space = to_json(leaf.space)
     name = _name("obs", leaf.path)
     return Port(
-        name=name, role=role, shape=list(leaf.shape), dtype=dtype, meaning=told, space=space
+        name=name, role=role, shape=list(leaf.shape), dtype=dtype, meaning=meaning, space=space
     )
 
 
@@ -207,6 +208,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(space: spaces.Space) -> Iterator[_Segment]:
+    """The discrete choices, bits and normals of an action, in order."""
     for path, leaf in _leaves_of(space):
         name = _name("action", path)
         if isinstance(leaf, gym_spaces.Discrete):
@@ -228,17 +230,17 @@ _NOISES = {
 }
 
 
-def _noise_told(space: spaces.Space) -> str:
+def _noise_meaning(space: spaces.Space) -> str:
     """Kinds of noise to draw, by columns."""
-    told: list[tuple[str, int, int]] = []
+    ranges: list[tuple[str, int, int]] = []
     begin = 0
     for kind, _, _, size in _segments(space):
-        if told and told[-1][0] == kind:
-            told[-1] = kind, told[-1][1], begin + size
+        if ranges and ranges[-1][0] == kind:
+            ranges[-1] = kind, ranges[-1][1], begin + size
         else:
-            told.append((kind, begin, begin + size))
+            ranges.append((kind, begin, begin + size))
         begin += size
-    return "; ".join(f"[{a}:{b}] {_NOISES[kind]}" for kind, a, b in told)
+    return "; ".join(f"[{a}:{b}] {_NOISES[kind]}" for kind, a, b in ranges)
 
 
 def _choices(space: spaces.Space, num_params: int, num_noise: int) -> list[Choice]:

@@ -235,10 +235,10 @@ def scales(model: ModelConfig, spaces: Spaces, learning: Learning, evidence: Evi
         return
     others = np.concatenate([[1.0] * bool(normalized), *sizes.values()])
     least = float(others[others > 0.0].min())
-    beside = f", others have size {least:.2g}" if least < largest / 10 else ""
+    comparison = f", others have size {least:.2g}" if least < largest / 10 else ""
     floats = leaves[name].dtype is not None and leaves[name].dtype.kind == "f"  # type: ignore[union-attr]
     yield _doubt(
-        f"observation {name!r} reaches the network in numbers of size {_size(largest)}{beside} "
+        f"observation {name!r} reaches the network in numbers of size {_size(largest)}{comparison} "
         f"(root mean squares over {evidence.observed:,} steps)",
         "--normalize-observations true scales floats"
         if floats
@@ -253,16 +253,16 @@ def reward_scale(learning: Learning, evidence: Evidence) -> Found:
     size = evidence.reward_size
     if evidence.rewards < _LEAST_REWARDS or not math.isfinite(size):
         return
-    said = f"rewards have a size of {_size(size)} (root mean square of the {evidence.rewards:,} "
-    said += "rewards that were not 0)"
+    text = f"rewards have a size of {_size(size)} (root mean square of the {evidence.rewards:,} "
+    text += "rewards that were not 0)"
     if not learning.scaling and size * _SMALL_SHARE < learning.divisor:
         yield _doubt(
-            f"{said}, and normalising divides them by no less than {_size(learning.divisor)}",
+            f"{text}, and normalising divides them by no less than {_size(learning.divisor)}",
             f"multiply them by about {1 / max(size, 1e-30):.0e} in the environment",
         )
     elif learning.scaling and not _SMALL_REWARD <= size <= _LARGE_REWARD:
         by = f" by {learning.scaling_of}" if learning.scaling_of else ""
-        yield _doubt(f"{said} and are not scaled{by}", learning.scaling)
+        yield _doubt(f"{text} and are not scaled{by}", learning.scaling)
 
 
 @finding("gamma", weight=0.8)

@@ -156,8 +156,8 @@ def by_cause(found: Sequence[Finding]) -> list[Finding]:
     """The findings, without those that another one explains: it takes their place if they are
     before it, and names them.
     """
-    left, there = list(found), {each.name for each in found} - _SAID_ANYHOW
-    for cause in sorted(found, key=lambda each: -len(each.explains & there)):
+    left, present = list(found), {each.name for each in found} - _SAID_ANYHOW
+    for cause in sorted(found, key=lambda each: -len(each.explains & present)):
         explains = cause.explains - _SAID_ANYHOW
         own = [each for each in left if each.name in explains and each is not cause]
         if cause not in left or not own:
@@ -260,8 +260,8 @@ def helps(name: str) -> bool:
 
 def is_known(known: Any, name: str, subject: str = "") -> bool:
     """Whether a finding is among the known ones, which may be from a file of others."""
-    held = known if isinstance(known, list | tuple | set | frozenset) else ()
-    return name in held or (bool(subject) and f"{name}:{subject}" in held)
+    known_names = known if isinstance(known, list | tuple | set | frozenset) else ()
+    return name in known_names or (bool(subject) and f"{name}:{subject}" in known_names)
 
 
 def names() -> set[str]:
@@ -282,5 +282,5 @@ def no_finding(name: str) -> str:
 def require_names(option: str, given: Sequence[str]) -> None:
     """Raises ConfigError for the first name that names no finding."""
     for each in given:
-        if said := no_finding(each):
-            raise ConfigError(f"{option} {said}")
+        if fault := no_finding(each):
+            raise ConfigError(f"{option} {fault}")

@@ -55,9 +55,9 @@ def observation_scale(played: Play, options: Options) -> Found:
     if size[place] < max(_LARGE, _LARGER * others):
         return
     far = size[place] >= _HUGE * min(1.0, others)
-    beside = f"the median of the others is {others:.3g}" if several else "all others are 0"
+    comparison = f"the median of the others is {others:.3g}" if several else "all others are 0"
     yield Finding(
-        f"observation {names[place]} is of size {size[place]:.3g}, {beside}",
+        f"observation {names[place]} is of size {size[place]:.3g}, {comparison}",
         {"its size": float(size[place])} | ({"median size": others} if several else {}),
         "divide it by its usual size in the environment; the observation normaliser helps "
         "floats only, and learns rare values slowly",
@@ -85,7 +85,7 @@ def _places(name: str, leaf: Large) -> list[str]:
 @finding("observation-duplicate", weight=0.15, rows=200)
 def observation_duplicate(played: Play) -> Found:
     """Two numbers that always agree."""
-    # Two values of one Discrete exclude each other.
+    # One-hot values of a Discrete depend on each other by construction.
     tables = [_numbers(played, choices=False)]
     tables += [(leaf.rows, _places(name, leaf)) for name, leaf in played.large.items()]
     for obs, names in tables:
@@ -121,24 +121,24 @@ def observation_dead(played: Play) -> Found:
     """Some numbers never change."""
     # A value of a Discrete that random actions never reach is no fault.
     obs, names = _numbers(played, choices=False)
-    still = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
+    unchanged = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
     count, whole = len(names), [name for name, leaf in played.large.items() if leaf.still.all()]
     for name, leaf in played.large.items():
         if len(leaf.rows):  # parts of pictures often stay the same
-            still += [x for x, y in zip(_places(name, leaf), leaf.still, strict=True) if y]
+            unchanged += [x for x, y in zip(_places(name, leaf), leaf.still, strict=True) if y]
             count += len(leaf.still)
-    if not (still or whole):
+    if not (unchanged or whole):
         return
     if whole:
-        said = f"observation {whole[0]!r} never changed"
+        text = f"observation {whole[0]!r} never changed"
         numbers = {"numbers that never changed": len(played.large[whole[0]].still)}
     else:
-        said = f"{len(still)} of {count} numbers of the observation never changed (first: "
-        said += f"{still[0]})"
-        numbers = {"numbers": count, "that never changed": len(still)}
+        text = f"{len(unchanged)} of {count} numbers of the observation never changed (first: "
+        text += f"{unchanged[0]})"
+        numbers = {"numbers": count, "that never changed": len(unchanged)}
     picture = bool(whole) and not len(played.large[whole[0]].rows)  # not a text
     advice = "check whether they were meant to change"
-    yield Finding(said, numbers, advice, weight=0.25 if picture else 0.1)
+    yield Finding(text, numbers, advice, weight=0.25 if picture else 0.1)
 
 
 def noise(fits: Fits) -> Next | None:
@@ -177,6 +177,7 @@ def no_memory(fits: Fits) -> Next | None:
 
 @finding("observation-memory")
 def observation_memory(fits: Fits, options: Options) -> Found:
+    """The next observation depends on earlier ones."""
     if (worst := no_memory(fits)) is None:
         return
     by_actions = worst.delay is not None and (
@@ -189,15 +190,15 @@ def observation_memory(fits: Fits, options: Options) -> Found:
         weight *= 0.6
     numbers = {"score from one": worst.now.mean, "score with those before": worst.memory.mean}
     advice = "show the missing part (velocities, past actions), or give the policy a memory"
-    option, which = options.by_memory, "the two steps before"
+    option, steps = options.by_memory, "the two steps before"
     if by_actions and worst.delay is not None:
-        which = "the two actions before"
+        steps = "the two actions before"
         numbers["score with the actions before"] = worst.delay.mean
         if not known:
             advice = "show the last action in the observation; for longer delays, a memory"
             option = "--env.observe-last true"
     yield Finding(
-        f"the next observation is predicted far better with {which} ({worst.name or 'the picture'})"
+        f"the next observation is predicted far better with {steps} ({worst.name or 'the picture'})"
         ": one observation does not show the state",
         numbers,
         advice,
@@ -221,9 +222,9 @@ def not_finite(
     options: Options, check: EnvCheck | None = None, played: Play | None = None
 ) -> Found:
     fault = "" if check is None else _fault(check, "not-finite")
-    if said := (played.bad if played is not None else "") or fault:
+    if reason := (played.bad if played is not None else "") or fault:
         yield Finding(
-            said,
+            reason,
             {},
             "mend the environment: such a number stops a run, or spoils its network",
             command=f"{options.again.look} --steps 20000",
@@ -233,9 +234,9 @@ def not_finite(
 @finding("check-fault", weight=0.8)
 def faults(check: EnvCheck) -> Found:
     """Other faults of the layout, which the check names."""
-    if said := _fault(check, "check-fault"):
+    if reason := _fault(check, "check-fault"):
         count = sum(each.name == "check-fault" for each in check.findings)
-        yield Finding(said, {"faults": count}, "mend it")
+        yield Finding(reason, {"faults": count}, "mend it")
 
 
 def _fault(check: EnvCheck, name: str) -> str:
@@ -245,10 +246,10 @@ def _fault(check: EnvCheck, name: str) -> str:
 
 @finding("not-repeatable", weight=0.45)
 def not_repeatable(check: EnvCheck | None = None, pairs: Pairs | None = None) -> Found:
-    said = "" if check is None else check.same_seeds or check.same_again
-    if said := said or ("" if pairs is None else pairs.unlike):
+    reason = "" if check is None else check.same_seeds or check.same_again
+    if reason := reason or ("" if pairs is None else pairs.unlike):
         yield Finding(
-            f"the same seeds and actions give different rows ({said}): some randomness does not "
+            f"the same seeds and actions give different rows ({reason}): some randomness does not "
             "come from the seed, or an environment leaves something for later ones",
             {},
             "draw from self.np_random only, which reset(seed=seed) makes, and keep nothing in "

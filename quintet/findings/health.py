@@ -47,25 +47,23 @@ def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, flo
 
 
 def _judged(part: Part, report: Mapping[str, float]) -> Judged:
-    """The state of a part by all of its evidence: one doubt decides; without evidence it is not
-    known.
-    """
+    """The state of a part by all of its evidence: one doubt decides; not known without any."""
     found = [each for each in part.evidence if counts(each, report)]
     ripe = [each for each in found if is_ripe(each, report)]
     against = [each for each in ripe if not each.possible.holds(report[each.metric])]
     if against:
-        return Judged(part.name, "doubtful", _told(against, report, doubtful=True))
+        return Judged(part.name, "doubtful", _violations(against, report, doubtful=True))
     open_ = [each for each in ripe if not each.sound.holds(report[each.metric])]
     missing = [each.name for each in part.evidence if each.needed and each.metric not in report]
     if open_:
-        why = _told(open_, report)
+        why = _violations(open_, report)
     elif len(ripe) < len(found):
         least = max(each.after_updates for each in found)
         why = f"{int(report.get('updates', 0.0))} of the {least} updates that this takes"
     elif missing or not ripe:
         why = f"no report has {missing[0] if missing else 'it'}"
     else:
-        return Judged(part.name, "reliable", _told(ripe, report))
+        return Judged(part.name, "reliable", _violations(ripe, report))
     return Judged(part.name, "not known yet", why)
 
 
@@ -82,21 +80,23 @@ def is_ripe(each: Evidence, report: Mapping[str, float]) -> bool:
     return report.get("updates", 0.0) >= each.after_updates
 
 
-def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: bool = False) -> str:
+def _violations(
+    evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: bool = False
+) -> str:
     """The values, each with the bound that it violates, and the meaning."""
     values, meanings = [], []
     for each in evidence:
         value, bounds = report[each.metric], each.possible if doubtful else each.sound
-        told = f"{each.name} {value:.2g}"
+        text = f"{each.name} {value:.2g}"
         if value < bounds.low:
-            told += f" below {bounds.low:.2g}"
+            text += f" below {bounds.low:.2g}"
             meanings.append(each.below)
         elif value > bounds.high:
-            told += f" above {bounds.high:.2g}"
+            text += f" above {bounds.high:.2g}"
             meanings.append(each.above)
-        values.append(told)
-    said = "; ".join(dict.fromkeys(each for each in meanings if each))
-    return ", ".join(dict.fromkeys(values)) + (f": {said}" if said else "")
+        values.append(text)
+    reason = "; ".join(dict.fromkeys(each for each in meanings if each))
+    return ", ".join(dict.fromkeys(values)) + (f": {reason}" if reason else "")
 
 
 _ORDER: tuple[State, ...] = ("reliable", "not known yet", "doubtful")
@@ -106,20 +106,20 @@ def sentences(found: Sequence[Judged]) -> list[tuple[State, str]]:
     """A sentence for each part; with several policies one for each part and state, with the reason
     of the first such policy.
     """
-    told = []
+    lines = []
     for part in dict.fromkeys(each.part for each in found):
         count = sum(each.part == part for each in found)
         for state in _ORDER:
-            those = [each for each in found if (each.part, each.state) == (part, state)]
-            if not those:
+            members = [each for each in found if (each.part, each.state) == (part, state)]
+            if not members:
                 continue
-            subject, first = part.replace("_", " "), those[0]
+            subject, first = part.replace("_", " "), members[0]
             if first.policy < 0:
-                told.append((state, f"{subject} {state}: {first.reason}"))
+                lines.append((state, f"{subject} {state}: {first.reason}"))
             else:
                 reason = f"policy {first.policy}: {first.reason}"
-                told.append((state, f"{subject} {state} in {len(those)} of {count} ({reason})"))
-    return told
+                lines.append((state, f"{subject} {state} in {len(members)} of {count} ({reason})"))
+    return lines
 
 
 _SHORTEST_S = 60.0
@@ -134,15 +134,15 @@ class Herald:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, int], State] = {}
+        self._reported: dict[tuple[str, int], State] = {}
         self._silent_until: dict[tuple[str, int], float] = {}
         self._silence_s: dict[tuple[str, int], float] = {}
 
     def news(self, found: Sequence[Judged], now: float) -> list[str]:
         """Lines about changes up to `now`, in seconds."""
-        told = []
+        lines = []
         for each in found:
-            key, before = (each.part, each.policy), self._told.get((each.part, each.policy))
+            key, before = (each.part, each.policy), self._reported.get((each.part, each.policy))
             ends = before == "doubtful" and each.state == "reliable"
             if (each.state != "doubtful" and not ends) or before == each.state:
                 continue
@@ -151,6 +151,6 @@ class Herald:
             silence = self._silence_s.get(key, _SHORTEST_S)
             self._silent_until[key] = now + silence
             self._silence_s[key] = min(2 * silence, _LONGEST_S)
-            self._told[key] = each.state
-            told.append(f"health: {each.subject} is {each.state}: {each.reason}")
-        return told
+            self._reported[key] = each.state
+            lines.append(f"health: {each.subject} is {each.state}: {each.reason}")
+        return lines

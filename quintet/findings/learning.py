@@ -43,8 +43,7 @@ def health(seen: RunSeen) -> Found:
 
 
 def _beyond(each: Evidence, reports: list[Report]) -> tuple[float, Evidence, list[float], float]:
-    """The degree to which evidence is against a part, its values that are not sound, and their
-    share."""
+    """The degree of evidence against a part, its values that are not sound, and their share."""
     judged = [x[each.metric] for x in reports if counts(each, x) and is_ripe(each, x)]
     if len(judged) < 2:
         return 0.0, each, [], 0.0
@@ -59,6 +58,7 @@ def _beyond(each: Evidence, reports: list[Report]) -> tuple[float, Evidence, lis
 def _of_part(
     seen: RunSeen, part: Part, degree: float, each: Evidence, odd: list[float], share: float
 ) -> Finding:
+    """The finding about a part of the learner, with the median of its odd values."""
     value = odd[len(odd) // 2]
     low = value < each.sound.low
     bound, meaning = (each.sound.low, each.below) if low else (each.sound.high, each.above)
@@ -230,11 +230,11 @@ def replay_overused(seen: RunSeen) -> Found:
 
 @finding("data-discarded", weight=0.4)
 def data_discarded(seen: RunSeen) -> Found:
-    made, lost = seen.last("data/executed_env_steps"), seen.last("data/discarded_env_steps")
-    if made >= 1_000 and lost >= 0.3 * made:
+    made, discarded = seen.last("data/executed_env_steps"), seen.last("data/discarded_env_steps")
+    if made >= 1_000 and discarded >= 0.3 * made:
         yield Finding(
-            f"{lost / made:.0%} of the executed env_steps were never learned from",
-            {"executed env_steps": made, "discarded": lost},
+            f"{discarded / made:.0%} of the executed env_steps were never learned from",
+            {"executed env_steps": made, "discarded": discarded},
             "fewer streams or workers, or a larger bound of the lag",
         )
 
@@ -318,6 +318,7 @@ def _size(layers: Sequence[Any]) -> float:
 
 
 def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -> Finding | None:
+    """The finding about an option that is a factor away from the usual; None: it is not."""
     info = fields(seen.run.learner).get(name)
     tune = None if info is None else about(info).tune
     distance = decades(name, value, usual, tune is not None and tune.by == "distance_to_1")
@@ -329,11 +330,11 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
     weight = min(0.97, 0.55 + 0.1 * min(abs(distance), 2.5) + 0.1 * bool(shown))
     if not HARMLESS_WAYS.isdisjoint(ways):
         weight = 0.2
-    said = f"{name}={as_word(value)} is far {way} what is usual here ({_usual(seen, name, usual)})"
+    text = f"{name}={as_word(value)} is far {way} what is usual here ({_usual(seen, name, usual)})"
     if shown:
-        said += f", which may explain {', '.join(sorted(shown))}"
+        text += f", which may explain {', '.join(sorted(shown))}"
     return Finding(
-        said,
+        text,
         {"its distance in powers of ten": distance},
         f"begin with {name}={as_word(usual)}",
         words({name: usual}),
@@ -350,6 +351,7 @@ def _usual(seen: RunSeen, name: str, usual: Any) -> str:
 
 
 def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding:
+    """The finding about an option with another value than the usual."""
     weight = WORDS.get(name, 0.3)
     distance = decades(name, value, usual, False)
     if distance is not None:  # the value is not far

@@ -316,15 +316,16 @@ def reward_hidden(fits: Fits, options: Options) -> Found:
 
 @finding("reward-memory")
 def reward_memory(fits: Fits, options: Options) -> Found:
+    """The reward depends on earlier observations."""
     if _explained(fits) or fits.reward is None or fits.reward_memory is None:
         return
     gain = fits.reward_memory.low - fits.reward.high
-    if gain < _GAIN or _best_lag(fits)[1] > 0.8 * gain:
+    if gain < _GAIN or _best_lag(fits)[1] > 0.8 * gain:  # then reward-late explains it better
         return
     steps = fits.memory_steps
-    which = "the two steps" if steps == 2 else f"what was {steps} steps"
+    inputs = "the two steps" if steps == 2 else f"what was {steps} steps"
     yield Finding(
-        f"the reward is predicted far better with {which} before",
+        f"the reward is predicted far better with {inputs} before",
         {"score": fits.reward.mean, "score with memory": fits.reward_memory.mean},
         "show it in the observation, or give the policy a memory",
         options.by_memory,

@@ -139,6 +139,7 @@ def best_long_ago(seen: RunSeen, first_level: Level) -> Found:
 
 @finding("budget-short")
 def budget_short(seen: RunSeen) -> Found:
+    """The budget is far below the usual, or returns still rise at its end."""
     total, usual = seen.run.total_env_steps, seen.usual.get("total_env_steps")
     if number(total) is None or total is None or seen.run.state != "finished":
         return

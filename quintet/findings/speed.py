@@ -165,6 +165,7 @@ def _larger_groups(f: RunFacts) -> str:
 
 
 def _faster_env(f: RunFacts) -> str:
+    """Advice on a faster environment, part of a sentence; "" if it is not stepped in Python."""
     if not f.in_python:
         return ""
     if f.single_only or f.source in ("group maker", "vector environment"):
@@ -349,13 +350,13 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
         cores_left=max(1, round((facts.cores - by_others) / facts.num_learners)),
     )
     why = cause(load, facts, alone=True)
-    begun = _of_start(why, shares, facts) if starting else ""
-    said = begun or _sentence(why, load, facts)
+    start = _of_start(why, shares, facts) if starting else ""
+    sentence = start or _sentence(why, load, facts)
     if crowded(load, facts):
         others = f"{_sentence('others', load, facts)} {_help('others', facts)}."
-        return f"{others} Without them: {said[0].lower()}{said[1:]}"
+        return f"{others} Without them: {sentence[0].lower()}{sentence[1:]}"
     most = " most" if _is_even(why, shares) else ""
-    return begun or f"{said} {_help(why, facts)}{most}."
+    return start or f"{sentence} {_help(why, facts)}{most}."
 
 
 def _help(why: Cause, facts: RunFacts) -> str:
@@ -381,8 +382,8 @@ def _of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -> str
     if first != "other":
         return ""
     several = facts.num_workers or facts.num_learners > 1
-    begun = "processes are begun" if several else "files and libraries are opened"
-    return f"Starting took most of the time so far ({shares[first]:.0%}): {begun}."
+    activity = "processes are begun" if several else "files and libraries are opened"
+    return f"Starting took most of the time so far ({shares[first]:.0%}): {activity}."
 
 
 def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
@@ -423,8 +424,8 @@ def crowded(load: Load, facts: RunFacts) -> bool:
     if waited_for is None or by_others / facts.cores < _CROWDED or not _all_busy(load, facts):
         return False
     processes = facts.num_learners + facts.num_workers + load.env_processes
-    wanted = min(used + waited_for, facts.cores)
-    return waited_for >= _LEAST_LOST * processes and used < _UNHINDERED * wanted
+    needed = min(used + waited_for, facts.cores)
+    return waited_for >= _LEAST_LOST * processes and used < _UNHINDERED * needed
 
 
 def _is_even(why: Cause, shares: Mapping[Phase, float]) -> bool:

@@ -59,10 +59,10 @@ its forks, which the parent stops in good order.
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
     """Lets a fork server import modules (Linux) for children that will start soon."""
     if AVAILABLE:
-        _server_for(preload, _whole(environ), 2)
+        _server_for(preload, _full_environ(environ), 2)
 
 
-def _whole(environ: Mapping[str, str]) -> dict[str, str]:
+def _full_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", **environ}
 
 
@@ -96,7 +96,7 @@ class Child:
             ends the child when this process ends, also while modules are imported.
         """
         self.printed = False  # whether it has said anything
-        full = _whole(environ or {})
+        full = _full_environ(environ or {})
         self._process: subprocess.Popen[bytes] | Forked
         if preload and AVAILABLE:
             self._process = Forked(preload, [name, module], pass_fds, full)
@@ -186,8 +186,8 @@ class Forked:
         """
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
-        self._told, theirs_told = os.pipe()
-        os.set_blocking(self._told, False)
+        self._status_file, theirs_told = os.pipe()
+        os.set_blocking(self._status_file, False)
         self.stdin: IO[bytes] = os.fdopen(ours_in, "wb")
         self.stdout: IO[bytes] = os.fdopen(ours_out, "rb")
         self.returncode: int | None = None
@@ -263,26 +263,26 @@ class Forked:
             return
         if timeout_s:
             waiting = select.poll()
-            waiting.register(self._told, select.POLLIN)
+            waiting.register(self._status_file, select.POLLIN)
             waiting.poll(1000.0 * timeout_s)
         with self._hearing, suppress(BlockingIOError):
             while self.returncode is None:
-                number = os.read(self._told, _NUMBER_BYTES)
+                number = os.read(self._status_file, _NUMBER_BYTES)
                 if not number:  # the server has ended, and what it has begun with it
                     status = self._server.process.wait()
                     self._end(status if self._pid is None else -signal.SIGKILL)
                     continue
-                told = int.from_bytes(number, "little", signed=True)
+                number_read = int.from_bytes(number, "little", signed=True)
                 if self._pid is not None:
-                    self._end(told)
-                elif told == _NOT_BEGUN:
+                    self._end(number_read)
+                elif number_read == _NOT_BEGUN:
                     self._end(os.EX_OSERR)
                 else:
-                    self._pid = told
+                    self._pid = number_read
 
     def _end(self, status: int) -> None:
         self.returncode = status
-        os.close(self._told)  # only now may another process get its number
+        os.close(self._status_file)  # only now may another process get its number
 
 
 @final
@@ -291,15 +291,15 @@ class _Server:
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str], output: int):
         """output: receives its output before it can fork."""
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [str(os.getpid()), "fork server", __name__, *preload]
-        with theirs:
+        with child_end:
             self.process = subprocess.Popen(
-                entry.command([*arguments, str(theirs.fileno())]),
+                entry.command([*arguments, str(child_end.fileno())]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 process_group=0,
                 env=environ,
             )
@@ -327,8 +327,7 @@ if AVAILABLE:
 
 
 def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int) -> _Server:
-    """The fork server for this process's present limits, cores and variables, which forks can't
-    change."""
+    """The fork server of this process's limits, cores and variables, which forks can't change."""
     import resource
 
     limits = (resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_")
@@ -392,7 +391,7 @@ def _serve(channel: socket.socket) -> list[int]:
                 word, files, *_ = socket.recv_fds(channel, 1, _MOST_FILES)
                 if not word:
                     os._exit(0)  # without the seconds that libraries take to end
-                told = files[3]
+                status_file = files[3]
                 # One that comes before the fork has its handlers waits until then.
                 signal.pthread_sigmask(signal.SIG_BLOCK, FOR_PARENT)
                 try:
@@ -400,7 +399,7 @@ def _serve(channel: socket.socket) -> list[int]:
                 except OSError as error:  # no memory, or too many processes
                     with suppress(OSError):
                         os.write(files[2], f"it could not be forked: {error.strerror}\n".encode())
-                    _tell(told, _NOT_BEGUN)
+                    _tell(status_file, _NOT_BEGUN)
                     for other in files:
                         os.close(other)
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
@@ -416,21 +415,21 @@ def _serve(channel: socket.socket) -> list[int]:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
                 with suppress(OSError):  # the fork was quicker
                     os.setpgid(pid, pid)
-                running[told] = pid
-                _tell(told, pid)
-                events.register(told, 0)  # an error where its reader closes it
-                for other in set(files) - {told}:
+                running[status_file] = pid
+                _tell(status_file, pid)
+                events.register(status_file, 0)  # an error where its reader closes it
+                for other in set(files) - {status_file}:
                     os.close(other)
             elif file == woken:
                 with suppress(BlockingIOError):
                     os.read(woken, 4096)
-                for told, pid in list(running.items()):
+                for status_file, pid in list(running.items()):
                     # The process keeps its number until the reader has closed the file.
                     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                     if found is not None:
                         code = found.si_status
-                        _tell(told, code if found.si_code == os.CLD_EXITED else -code)
-                        ended[told] = running.pop(told)
+                        _tell(status_file, code if found.si_code == os.CLD_EXITED else -code)
+                        ended[status_file] = running.pop(status_file)
             else:
                 events.unregister(file)
                 os.close(file)
@@ -448,7 +447,7 @@ def _become(files: list[int], server: int) -> int:
     """Prepares a fork as `entry.main` expects, and calls it."""
     import numpy as np
 
-    request, stdin, stdout, told, here, *given = files
+    request, stdin, stdout, status_file, here, *given = files
     os.fchdir(here)
     for source, stream in ((stdin, 0), (stdout, 1), (stdout, 2)):
         os.dup2(source, stream)
@@ -461,7 +460,7 @@ def _become(files: list[int], server: int) -> int:
     with os.fdopen(request, "rb") as file:
         file.seek(0)
         arguments, environ, sys.path[:] = pickle.load(file)
-    for number in (stdin, stdout, told, here):
+    for number in (stdin, stdout, status_file, here):
         os.close(number)
     os.environ.clear()
     os.environ.update(environ)

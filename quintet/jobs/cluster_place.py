@@ -43,50 +43,50 @@ class _Run:
 
     def __init__(self, place: "ClusterPlace", job: Job, say: Callable[[str], None]):
         self.job = job
-        self.there: JobOnNode | None = None
+        self.on_node: JobOnNode | None = None
         self._place, self._say = place, say
         self._outcome: Outcome | None = None
         self._since_s, self._tried_s = time.monotonic(), 0.0
-        self._lost = 0  # number of nodes
-        self._stopping = self._waits_told = False
+        self._lost_nodes = 0
+        self._stopping = self._wait_reported = False
         self.node: Node | None = None
 
     def outcome(self) -> Outcome | None:
         if self._outcome is None:
             self._place.look()
-            if self.there is not None:
-                self._hear(self.there)
+            if self.on_node is not None:
+                self._hear(self.on_node)
             else:
                 self._begin()
         return self._outcome
 
     def stop(self) -> None:
         self._stopping = True
-        if self.there is not None and self.there.begun:
-            self.there.tell("stop")
+        if self.on_node is not None and self.on_node.begun:
+            self.on_node.tell("stop")
         else:
             self._end()
 
     def kill(self) -> None:
-        if self._outcome is None and self.there is not None:
-            self.there.tell("kill")
-            self._place.killed.append(self.there)
-            self.there = None
+        if self._outcome is None and self.on_node is not None:
+            self.on_node.tell("kill")
+            self._place.killed.append(self.on_node)
+            self.on_node = None
 
     def _leave(self) -> None:
         """Gives its node up."""
-        if self.there is not None:
-            self.there.leave()
-        self.there, self._since_s = None, time.monotonic()
+        if self.on_node is not None:
+            self.on_node.leave()
+        self.on_node, self._since_s = None, time.monotonic()
 
     def _end(self, error: str | None = None) -> None:
         """Ends without an outcome of its process: with an error, or stopped."""
         self._leave()
         if error is not None:
             self._outcome = Outcome(1, {"error": error, BLAMELESS: True})
-        else:
+        else:  # only a job whose node was lost had been started
             stopped = {"status": "stopped", "metrics": {}}
-            self._outcome = Outcome(130, stopped) if self._lost else Outcome(None, None)
+            self._outcome = Outcome(130, stopped) if self._lost_nodes else Outcome(None, None)
 
     def _begin(self) -> None:
         """Begins on the best node, if one has room."""
@@ -107,7 +107,7 @@ class _Run:
         elif self._is_left(now):
             self.node, self._since_s = free[0], now
             needs = place.demand.cores, place.demand.gpus
-            self.there = JobOnNode(self.node.machine, self.job, place.folder, *needs)
+            self.on_node = JobOnNode(self.node.machine, self.job, place.folder, *needs)
 
     def _is_left(self, now: float) -> bool:
         """Whether no process trains in the run's folder, or one has done so for too long, which the
@@ -117,8 +117,8 @@ class _Run:
             return True
         with suppress(QuintetError):
             holder = holder_of(self.job.folder)
-            if holder is not None and not self._waits_told:
-                self._waits_told = True
+            if holder is not None and not self._wait_reported:
+                self._wait_reported = True
                 self._say(
                     f"waits for the process with pid {holder.pid} on {holder.host} to leave its "
                     f"folder, at most {_LEFT_S:g} s"
@@ -126,19 +126,19 @@ class _Run:
             return holder is None
         return True
 
-    def _hear(self, there: JobOnNode) -> None:
+    def _hear(self, on_node: JobOnNode) -> None:
         """Takes in what its host answers, or notes that its node is lost."""
         assert self.node is not None
-        begun = there.begun
+        had_begun = on_node.begun
         try:
-            self._outcome = there.hear(self._place.terms.node_timeout_s, self._say)
+            self._outcome = on_node.hear(self._place.terms.node_timeout_s, self._say)
         except WorkerFault as error:
             return self._lose(str(error))
         if self._outcome is not None:
             return self._leave()
-        if not begun and there.begun:
+        if not had_begun and on_node.begun:
             return self._say(f"runs on {self.node.name}")
-        late = not begun and time.monotonic() - self._since_s > _BEGUN_S
+        late = not had_begun and time.monotonic() - self._since_s > _BEGUN_S
         if late and any(each is not self.node for each in self._place.free(self.node)):
             self._say(f"tries another node, as others use {self.node.name}")
             self._leave()
@@ -147,15 +147,15 @@ class _Run:
     def _lose(self, why: str) -> None:
         """Starts again where the node is lost, unless that has happened too often."""
         assert self.node is not None
-        lost, most = f"{self.node.name} was lost: {why}", self._place.demand.max_restarts
+        loss, most = f"{self.node.name} was lost: {why}", self._place.demand.max_restarts
         self._place.roster.drop(self.node)
-        self._lost += 1
-        if self._stopping or self._lost > most:
+        self._lost_nodes += 1
+        if self._stopping or self._lost_nodes > most:
             often = "" if self._stopping else f", after {most} others (runtime.max_restarts)"
-            return self._end(f"{lost}{often}; give the same command again")
+            return self._end(f"{loss}{often}; give the same command again")
         self._say(
-            f"{lost}; the run starts again on another node from its folder "
-            f"({self._lost} of at most {most} times)"
+            f"{loss}; the run starts again on another node from its folder "
+            f"({self._lost_nodes} of at most {most} times)"
         )
         return self._leave()
 
@@ -205,7 +205,7 @@ class ClusterPlace:
     @property
     def may_place(self) -> bool:
         """Whether a job is on a node, or could be placed on one if that were empty."""
-        used = any(each.there is not None for each in self._runs)
+        used = any(each.on_node is not None for each in self._runs)
         return used or any(map(self._allow, self.roster.fit))
 
     def _allow(self, node: Node) -> bool:
@@ -213,9 +213,8 @@ class ClusterPlace:
         return node.machine.cores >= self.demand.cores and node.machine.gpus >= self.demand.gpus
 
     def free(self, before: Node | None) -> list[Node]:
-        """Nodes with room, the best first: another one than `before`, then that with most free
-        cores."""
-        used = [x.node.machine.id for x in self._runs if x.there is not None and x.node is not None]
+        """Nodes with room, the best first: not `before`, then by the number of free cores."""
+        used = [each.node.machine.id for each in self._runs if each.on_node and each.node]
         free: dict[Node, int] = {}
         for node in self.roster.fit:
             count = 1 + used.count(node.machine.id)
@@ -237,15 +236,15 @@ class ClusterPlace:
                 roster.require_enough(len(roster.fit), begin_s)
             time.sleep(POLL_S)
         cores, gpus = self.demand.cores, self.demand.gpus
-        wanted = f"{cores} core{'s' * (cores > 1)}" + (f" and {gpus} GPUs" if gpus else "")
+        demand = f"{cores} core{'s' * (cores > 1)}" + (f" and {gpus} GPUs" if gpus else "")
         offers = ", ".join(f"{each.name} with {each.machine.cores}" for each in roster.fit)
         if not any(map(self._allow, roster.fit)):
             raise ConfigError(
-                f"each run of the group must have {wanted} of one node (runtime.threads x "
+                f"each run of the group must have {demand} of one node (runtime.threads x "
                 f"runtime.num_learners + runtime.num_workers), got {offers}: lower these, or add a "
                 "larger node"
             )
-        self.say(f"each run takes {wanted} of one node: {offers}")
+        self.say(f"each run takes {demand} of one node: {offers}")
 
     def look(self) -> None:
         """Asks new nodes, and receives answers; says which ones are unfit."""

@@ -74,6 +74,7 @@ def receive(when_orphaned: Callable[[], None]) -> bytes:
 
 
 def _read_exactly(handle: int, count: int) -> bytes:
+    """`count` bytes of a pipe; exits if it ends before."""
     parts = []
     while count:
         part = os.read(handle, min(count, 1 << 20))

@@ -12,9 +12,7 @@ there is not."""
 
 
 class Limits(NamedTuple):
-    """Most that a process may take: seconds, after which it is killed, and bytes of its own data
-    (Linux).
-    """
+    """Limits of a process: seconds until it is killed, and bytes of its own data (Linux)."""
 
     seconds: float = inf
     nbytes: float = inf

@@ -25,7 +25,7 @@ Views = Sequence[memoryview]
 
 def no_block(message: object) -> Views:
     """Refuses a block of a message that has none."""
-    raise ConnectionError(f"no block belongs to {type(message).__name__}")
+    raise ConnectionError(f"{type(message).__name__} must have no data block")
 
 
 @final
@@ -96,9 +96,9 @@ class Link:
         self._fill(data)
         message = pickle.loads(data)
         views = place(message) if size else ()
-        if (wanted := sum(view.nbytes for view in views)) != size:
+        if (expected := sum(view.nbytes for view in views)) != size:
             kind = type(message).__name__
-            raise ConnectionError(f"the block of {kind} must have {wanted} bytes, got {size}")
+            raise ConnectionError(f"the block of {kind} must have {expected} bytes, got {size}")
         for view in views:
             self._fill(view)
         return message

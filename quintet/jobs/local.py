@@ -38,8 +38,8 @@ class _Running:
         self._ends_at, self._say = time.monotonic() + job.limits.seconds, say
         self._closed_s: float | None = None
         # Users' code may close files that are not its own; this one tells of it.
-        self._lifeline, theirs = os.pipe()
-        files = [self._answers.fileno(), theirs]
+        self._lifeline, child_end = os.pipe()
+        files = [self._answers.fileno(), child_end]
         try:
             self._child = Child(job.name, job.module, say, files, job.environ, preload=job.preload)
         except BaseException:
@@ -47,7 +47,7 @@ class _Running:
             os.close(self._lifeline)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
         self._child.give(pickle.dumps((job.limits.nbytes, job.state, job.payload)))
 
     def outcome(self) -> Outcome | None:
@@ -91,8 +91,8 @@ class _Running:
 
 def cannot_begin(fault: OSError) -> Outcome:
     """The end of a job whose process the system refused to start."""
-    said = f"its process can't be started: {reason(fault)}; {advice(fault)}"
-    return Outcome(1, {"error": said, BLAMELESS: True})
+    text = f"its process can't be started: {reason(fault)}; {advice(fault)}"
+    return Outcome(1, {"error": text, BLAMELESS: True})
 
 
 def _answer_in(file: IO[bytes]) -> dict[str, Any] | None:

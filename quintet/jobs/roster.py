@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 2.0
 """Seconds between two looks for new nodes."""
 
 _HEAR_EVERY_S = 1.0
-"""Seconds in which a host answers, also where it has no news."""
+"""Seconds within which a host answers, news or not."""
 
 ANSWER_S = 120.0
 """Seconds for a node to import quintet and to make an environment."""
@@ -75,9 +75,7 @@ class JobOnNode:
         self._silence, self._answers = Silence(), 0
 
     def hear(self, silence_s: float, say: Callable[[str], None]) -> Outcome | None:
-        """The outcome, once it has ended; raises WorkerFault if its node is lost, or silent for so
-        long.
-        """
+        """The outcome once it has ended; raises WorkerFault if its node is lost or silent."""
         answer = self._host.answer()
         if answer is None:
             silent_s = self._silence.look(None, self._answers, _HEAR_EVERY_S)
@@ -142,7 +140,7 @@ class Roster:
         self.terms, self.questions, self.say = terms, questions, say
         self.nodes: dict[str, Node] = {}
         self._folders: list[SharedFolder] = []  # open while nodes are asked
-        self._refused: list[str] = []
+        self._reported: list[str] = []
         self._count, self._looked_s = 0, 0.0
         self._connected = on_ray.connect(terms.address)
 
@@ -186,28 +184,29 @@ class Roster:
 
     def look(self) -> list[str]:
         """Asks new nodes, and receives answers; returns new sentences about unfit nodes."""
-        refused: list[str] = []
+        faults: list[str] = []
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
-            machines = None
+            listed = None
             with suppress(Exception):  # Ray's head may be away for a while
-                machines = on_ray.machines()
-            refused += [] if machines is None else self._ask(machines)
+                listed = on_ray.machines()
+            faults += [] if listed is None else self._ask(listed)
         for node in self.asked:
             fault = self._answered(node)
             if fault is not None:
-                refused += [f"the node {node.machine.address} {fault}"]
-        if not self.asked:
+                faults += [f"the node {node.machine.address} {fault}"]
+        if not self.asked:  # no check reads the folders now
             self._close_folders()
-        new = [each for each in refused if each not in self._refused]
-        self._refused += new
+        new = [each for each in faults if each not in self._reported]
+        self._reported += new
         return new
 
-    def _ask(self, machines: Sequence[Machine]) -> list[str]:
-        there = {each.id for each in machines}
-        for node in [each for each in list(self.nodes.values()) if each.machine.id not in there]:
+    def _ask(self, listed: Sequence[Machine]) -> list[str]:
+        """Drops nodes that are gone, and checks new ones; returns faults of this machine."""
+        present = {each.id for each in listed}
+        for node in [each for each in list(self.nodes.values()) if each.machine.id not in present]:
             self.drop(node)
-        most, new = self.terms.nodes_max, [each for each in machines if each.id not in self.nodes]
+        most, new = self.terms.nodes_max, [each for each in listed if each.id not in self.nodes]
         if most is not None:
             new = new[: max(0, most - len(self.fit) - len(self.asked))]
         if new and not self._folders:
@@ -244,6 +243,7 @@ class Roster:
         return fault
 
     def _fault(self, node: Node, outcome: Outcome | None) -> str | None:
+        """Reason why a checked node can't take part; None: it can."""
         if outcome is None:
             return f"must answer within {ANSWER_S:g} s, got nothing: end it, or look at it"
         if outcome.answer is None:

@@ -28,7 +28,7 @@ class SharedFolder:
     def __init__(self, folder: Path):
         """Raises ConfigError if the folder can't be made or written to."""
         self.folder, self.token = folder, secrets.token_hex(8)
-        self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+        self._new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._path = folder / f"{_NAME}{self.token}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class SharedFolder:
         with suppress(OSError):
             for each in self.folder.glob(f"{self._path.name}*"):
                 each.unlink()
-            for folder in self._made:
+            for folder in self._new_folders:
                 folder.rmdir()
 
     def fault(self, who: str) -> str | None:
@@ -70,8 +70,8 @@ def fault_there(folder: Path, token: str, who: str) -> str | None:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        there = "another folder of this name" if folder.is_dir() else "no such folder"
-        return _elsewhere(folder, there)
+        state = "another folder of this name" if folder.is_dir() else "no such folder"
+        return _elsewhere(folder, state)
     except OSError as fault:
         return _elsewhere(folder, files.reason(fault))
     try:

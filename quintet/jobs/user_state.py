@@ -50,28 +50,28 @@ def capture() -> dict[str, Any]:
     }
 
 
-def restore(given: Mapping[str, Any]) -> None:
+def restore(state: Mapping[str, Any]) -> None:
     """Sets the same state in this process; failures are listed in `lacking` and raise no error."""
-    sys.path[:] = given["path"]  # users' modules are imported from here on
-    sys.argv[:] = given["argv"]
-    lacking[:] = given["unsent"]
-    for name, spec in _each(given["specs"].items(), pickle.loads, lacking):
+    sys.path[:] = state["path"]  # users' modules are imported from here on
+    sys.argv[:] = state["argv"]
+    lacking[:] = state["unsent"]
+    for name, spec in _each(state["specs"].items(), pickle.loads, lacking):
         gymnasium.registry.update(spec if name == "registrations" else {spec.id: spec})
-    filters = [each for _, each in _each(given["filters"].items(), pickle.loads, lacking)]
+    filters = [each for _, each in _each(state["filters"].items(), pickle.loads, lacking)]
     if filters != warnings.filters:
         warnings.filters[:] = filters  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
-    if given["stream_format"] is not None and not logging.root.handlers:
-        logging.basicConfig(format=given["stream_format"])
-    for name, level in given["levels"].items():
+    if state["stream_format"] is not None and not logging.root.handlers:
+        logging.basicConfig(format=state["stream_format"])
+    for name, level in state["levels"].items():
         logging.getLogger(name).setLevel(level)
-    logging.disable(given["disabled_level"])
-    gymnasium.logger.min_level = given["gymnasium_level"]
-    np.seterr(**given["numpy_errors"])
-    if locale.setlocale(locale.LC_ALL) != given["locale"]:
+    logging.disable(state["disabled_level"])
+    gymnasium.logger.min_level = state["gymnasium_level"]
+    np.seterr(**state["numpy_errors"])
+    if locale.setlocale(locale.LC_ALL) != state["locale"]:
         with suppress(locale.Error):
-            locale.setlocale(locale.LC_ALL, given["locale"])
-    sys.setrecursionlimit(given["recursion_limit"])
+            locale.setlocale(locale.LC_ALL, state["locale"])
+    sys.setrecursionlimit(state["recursion_limit"])
 
 
 def work_of(pickled: bytes) -> Any:
@@ -86,10 +86,10 @@ def enter(folder: str) -> None:
         os.chdir(folder)
 
 
-def for_this_machine(given: Mapping[str, Any]) -> dict[str, Any]:
+def for_this_machine(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state of another machine's process, with this machine's places of modules first."""
-    more = [place for place in given["path"] if place not in sys.path]
-    return {**given, "path": [*sys.path, *more]}
+    more = [place for place in state["path"] if place not in sys.path]
+    return {**state, "path": [*sys.path, *more]}
 
 
 def _holds_code(spec: Any) -> bool:
@@ -109,8 +109,7 @@ def _stream_format() -> str | None:
 def _each(
     objects: Iterable[tuple[str, Any]], function: Callable[[Any], Any], failed: list[str]
 ) -> list[tuple[str, Any]]:
-    """The results of a function for each object, by name; names for which it fails are added to
-    `failed`."""
+    """The results of a function for each object, by name; adds to `failed` where it fails."""
     found: list[tuple[str, Any]] = []
     for name, each in objects:
         try:

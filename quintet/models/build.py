@@ -316,7 +316,8 @@ class ActorCritic(nn.Module):
         self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Distribution parameters ``[N, P]`` and the state after the last step.  The value is
-        computed only if a recurrent value function needs its state, and all that it reads is there.
+        computed only if a recurrent value function needs its state, and `obs` has all leaves that
+        it reads; else its state is passed on unchanged.
         """
         recurrent = not self.shared and self.value_trunk.core is not None
         if recurrent and self.value_trunk.can_read(obs):

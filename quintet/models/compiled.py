@@ -79,8 +79,8 @@ class Graph(Generic[P, R]):
             if memory_fault(error) is not None:
                 raise
             fault = QuintetError(
-                "runtime.compile=on must have acts and updates that PyTorch can compile, got "
-                f"{first_line(error)} in {self._function.__qualname__}; mend the compiler, or "
+                f"runtime.compile=on: PyTorch can't compile {self._function.__qualname__} "
+                f"({first_line(error)}); mend the compiler, or "
                 "begin another run with --runtime.compile off"
             )
             raise traced(fault, error) from error

@@ -93,8 +93,7 @@ def gru_steps(
 
 
 def _shifted(first: Tensor, later: Tensor, keep: Tensor) -> Tensor:
-    """The values before each step: `first`, then all of `later` except the last, after the
-    resets."""
+    """The values before each step: `first`, then all but the last of `later`, after the resets."""
     return torch.cat((first.unsqueeze(0), later[:-1])) * keep
 
 
@@ -195,8 +194,7 @@ class LstmCell(nn.Module):
     def forward(
         self, x: Tensor, keep: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs ``[T, B, H]`` and the last h and c, from inputs ``[T, B, F]`` and the h and c
-        before."""
+        """Outputs ``[T, B, H]``, last h and c, from inputs ``[T, B, F]`` and the h and c before."""
         h, c = state
         x = functional.linear(x, self.input_weight, self.bias).to(h.dtype)
         run = LstmSteps.apply if _by_hand() else lstm_steps

@@ -90,6 +90,7 @@ class GraphedMethod(Generic[P, R]):
     def _captured(
         self, args: tuple[Any, ...], tensors: list[Tensor], memory: "_GraphMemory"
     ) -> "_Graph":
+        """The graph of a call; what the call would change keeps its values."""
         inputs = _Inputs(tensors, _inside(args, self._kept))
         buffers = iter(inputs.buffers)
         static = _mapped(args, lambda _: next(buffers))
@@ -101,8 +102,8 @@ class GraphedMethod(Generic[P, R]):
         with torch.no_grad():
             for x, kept in zip(changed, before, strict=True):
                 x.copy_(kept)
-        held = {name: getattr(self._object, name) for name in self._sets}
-        return _Graph(inputs, replay, outputs, held, memory)
+        attributes = {name: getattr(self._object, name) for name in self._sets}
+        return _Graph(inputs, replay, outputs, attributes, memory)
 
 
 @final
@@ -121,19 +122,19 @@ class HostCall(Generic[R]):
     ):
         tensors: list[Tensor] = []
         _layout(args, tensors)
-        begin, there = block.data_ptr(), torch.empty_like(block, device=device)
+        begin, copy = block.data_ptr(), torch.empty_like(block, device=device)
         inside = [x.untyped_storage().data_ptr() == begin for x in tensors]
         own = zip(tensors, inside, strict=True)
         self._alone = [x.to(device) for x, of_block in own if not of_block]
         copied = [x for x, of_block in zip(tensors, inside, strict=True) if of_block]
-        views = views_in(copied, there)
+        views = views_in(copied, copy)
         parts = {True: iter(views), False: iter(self._alone)}
         static = iter([next(parts[of_block]) for of_block in inside])
         on_gpu = _mapped(args, lambda _: next(static))
         here: list[Tensor] = []
 
         def run() -> _Outputs:
-            there.copy_(block, non_blocking=True)
+            copy.copy_(block, non_blocking=True)
             outputs = _Outputs(method(*on_gpu))
             written = outputs.block
             if not here:  # not while a graph is captured
@@ -145,7 +146,7 @@ class HostCall(Generic[R]):
         # Made once: new views take as long as a small network's act.
         self._result: R = outputs.of_copy(here[0])
         self._memory = memory
-        self._kept = block, there, outputs  # kept while the graph copies between them
+        self._kept = block, copy, outputs  # kept while the graph copies between them
 
     def __call__(self, *alone: Tensor) -> R:
         """The result on the CPU, which the next call overwrites."""
@@ -184,7 +185,7 @@ class _Inputs:
             own = [x.clone() for x in views] if block is None else views_in(views, copy)
             for k, x in zip(group, own, strict=True):
                 self.buffers[k] = x
-        self._held: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
+        self._last: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copies the tensors: views of one block together, others by one kernel per dtype."""
@@ -199,14 +200,14 @@ class _Inputs:
         into: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for k, x in enumerate(tensors):
             if k in done:
-                self._held[k] = None
+                self._last[k] = None
                 continue
             # Inference tensors do not count their changes.
             version = x._version if self._kept[k] and not x.is_inference() else -1
-            held = self._held[k]
-            if held is not None and held[0]() is x and held[1] == version:
+            last = self._last[k]
+            if last is not None and last[0]() is x and last[1] == version:
                 continue
-            self._held[k] = None if version < 0 else (weakref.ref(x), version)
+            self._last[k] = None if version < 0 else (weakref.ref(x), version)
             buffers, sources = into.setdefault(x.dtype, ([], []))
             buffers.append(self.buffers[k])
             sources.append(x)
@@ -217,9 +218,7 @@ class _Inputs:
 
 @final
 class _Outputs:
-    """The memory to which a graph writes a method's result, as one block if it has several
-    tensors.
-    """
+    """The memory for a method's result in a graph, one block if it has several tensors."""
 
     def __init__(self, result: Any):
         self._result, self._tensors = result, list[Tensor]()
@@ -340,8 +339,8 @@ def _recorded(
         # The end of a capture raises again, in words that name no cause.
         first = first_line(error.__context__ or error)
         fault = QuintetError(
-            "runtime.compile=graph must have acts and updates that a CUDA graph can hold, got "
-            f"{first} in {name}; begin another run with --runtime.compile off"
+            f"runtime.compile=graph: a CUDA graph can't hold {name} ({first}); begin another run "
+            "with --runtime.compile off"
         )
         raise traced(fault, error) from error
 
@@ -380,9 +379,7 @@ def _inside(arg: Any, kinds: tuple[type, ...], inside: bool = False) -> list[boo
 
 
 def _order(x: Tensor) -> Hashable:
-    """The dimensions of a tensor by stride, True for C's order; its copy has the same order, but no
-    gaps.
-    """
+    """The dimensions of a tensor by stride, for a copy without gaps; True for C's order."""
     strides, natural = x.stride(), range(x.ndim)
     order = sorted(natural, key=lambda k: -strides[k] if x.shape[k] > 1 else 0)
     return order == [*natural] or tuple(order)

@@ -53,8 +53,7 @@ TRIAL_ROWS = 2
 
 
 Maker = Callable[..., nn.Module]
-"""A class of modules, or a function that makes one, called with the leaves and
-``model.encoder_kwargs``."""
+"""A class of modules, or a function that makes one from leaves and ``model.encoder_kwargs``."""
 
 _made: WeakSet[nn.Module] = WeakSet()
 """All modules with parameters that users' classes or functions have made."""

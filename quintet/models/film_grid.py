@@ -81,15 +81,17 @@ class FilmBlock(nn.Module):
             if bidirectional:
                 self.gain, self.offset = conv(), conv()
 
-    def forward(self, x: Tensor, text: Tensor | None, which: Tensor | None) -> Tensor:
-        """Output ``[N, C, H, W]`` of an input of this shape; text, which: see
-        `TextEncoder.distinct`."""
+    def forward(self, x: Tensor, text: Tensor | None, text_index: Tensor | None) -> Tensor:
+        """Output ``[N, C, H, W]`` of an input of this shape.
+
+        text_index: ``[N]``, index of each row's text; None: row i has text i.
+        """
         seen: Tensor = self.conv(x)
         if self.film is None:
             return x + seen.relu()
         film = self.film(text).float()
-        if which is not None:
-            film = functional.embedding(which, film)
+        if text_index is not None:
+            film = functional.embedding(text_index, film)
         scale, shift, *read = film.to(seen.dtype)[:, :, None, None].split(seen.shape[1], 1)
         # Work in place saves memory where autograd keeps no value.
         y: Tensor = x + (seen * (1 + scale)).add_(shift).relu_()
@@ -152,13 +154,13 @@ class FilmGrid(nn.Module):
         if not torch.compiler.is_exporting():  # graphs decide nothing on values
             check_ids(obs["image"], obs["direction"])
         x = self._embed(obs["image"]).permute(0, 3, 1, 2)
-        text = which = None
+        text = text_index = None
         if self.text is not None:
-            text, which = self.text.distinct(obs["mission"], _over_grid(x))
+            text, text_index = self.text.distinct(obs["mission"], _over_grid(x))
         if torch.is_autocast_enabled(x.device.type):  # between convolutions all is in its dtype
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.blocks:
-            x = block(x, text, which)
+            x = block(x, text, text_index)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
         parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(torch.cat(parts, -1))

@@ -125,8 +125,8 @@ class ModuleTensors:
         but: prefixes of names that are left out.
         """
         found = {
-            name: held[key]
-            for name, (held, key) in self._places.items()
+            name: members[key]
+            for name, (members, key) in self._places.items()
             if not name.startswith(but)
         }
         return {name: x.detach() for name, x in found.items() if x is not None}

@@ -42,6 +42,7 @@ def _leaf_family(
     space: gym_spaces.Space,  # type: ignore[type-arg]
     bounds: ActionBounds,
 ) -> distributions.Family:
+    """The distribution of a leaf of the action space; raises ConfigError."""
     if isinstance(space, gym_spaces.Discrete):
         return discrete.Categorical(int(space.n))
     if isinstance(space, gym_spaces.MultiDiscrete):

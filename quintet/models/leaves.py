@@ -141,9 +141,9 @@ def small_pictures(leaves: Leaves, layout: Layout = "auto") -> dict[str, SmallPi
     two dimensions, which may be tables, are pictures only if no picture has channels.
     """
     found = {name: small_picture(x, layout) for name, x in leaves.items() if not is_added(name)}
-    there = {name: picture for name, picture in found.items() if picture is not None}
-    with_channels = {k: x for k, x in there.items() if len(leaves[k].shape or ()) > 2}
-    return with_channels or there
+    readable = {name: picture for name, picture in found.items() if picture is not None}
+    with_channels = {k: x for k, x in readable.items() if len(leaves[k].shape or ()) > 2}
+    return with_channels or readable
 
 
 def has_small_picture(leaves: Leaves, layout: object = "auto") -> bool:

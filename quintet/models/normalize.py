@@ -177,9 +177,7 @@ class ObservationNormalizer(nn.Module):
                 x.copy_(y)
 
     def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, scale and bounds ``[2]``, as tensors, since plain numbers are constants of a
-        graph.
-        """
+        """Mean, scale and bounds ``[2]`` as tensors, since numbers are constants of a graph."""
         moments, unit = self.leaf_moments(name), self.units[name]
         some = moments.count > 0
         bound = torch.where(some, self.clip, torch.inf)

@@ -42,14 +42,14 @@ def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     padded[:, :size] = rows
     words = padded.view(torch.int64)
     hashes = (words * weights[: words.shape[1]]).sum(1)  # modulo 2^64
-    different, which = torch.unique(hashes, return_inverse=True)
+    different, index = torch.unique(hashes, return_inverse=True)
     # Any row of a hash will do: if they differ, the hashes are not used.
-    number = torch.arange(len(which), device=which.device)
-    example = torch.empty_like(different).scatter_(0, which, number)
-    if not torch.equal(words[example][which], words):
-        different, which = torch.unique(words, dim=0, return_inverse=True)
-        return different.view(torch.uint8)[:, :size], which
-    return rows[example], which
+    number = torch.arange(len(index), device=index.device)
+    example = torch.empty_like(different).scatter_(0, index, number)
+    if not torch.equal(words[example][index], words):
+        different, index = torch.unique(words, dim=0, return_inverse=True)
+        return different.view(torch.uint8)[:, :size], index
+    return rows[example], index
 
 
 def _before_end(texts: Tensor) -> Tensor:
@@ -102,8 +102,7 @@ class WordTokens(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens ``[U, W]``, 0 after the last word, and their counts ``[U]``, from texts
-        ``[U, M]``."""
+        """Tokens ``[U, W]``, 0 after the last word, and counts ``[U]``, from texts ``[U, M]``."""
         hashes, lengths = self.hashes(texts)
         if self.buckets:
             tokens = 1 + hashes % self.buckets
@@ -202,18 +201,17 @@ class TextEncoder(nn.Module):
         texts: ``[N, length]``, uint8.
         view: ``[N, query_size]``, the input of attention's query.
         """
-        vectors, which = self.distinct(texts, view)
-        return vectors if which is None else functional.embedding(which, vectors)
+        vectors, index = self.distinct(texts, view)
+        return vectors if index is None else functional.embedding(index, vectors)
 
     def distinct(self, texts: Tensor, view: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: each row has its
-        own."""
-        which = None
+        """Vectors ``[K, H]``, and each row's index ``[N]``; None: each row has its own."""
+        index = None
         fixed = torch.compiler.is_exporting()  # no shapes that depend on values
         if not fixed:
             texts = trimmed(texts)
             if self.deduplicate:
-                texts, which = distinct_rows(texts, self.weights)
+                texts, index = distinct_rows(texts, self.weights)
         tokens, lengths = self.tokens(texts)
         if not fixed:
             tokens = tokens[:, : max(int(lengths.max()), 1)]
@@ -222,8 +220,8 @@ class TextEncoder(nn.Module):
             last = states[
                 lengths.clamp_min(1) - 1, torch.arange(tokens.shape[0], device=tokens.device)
             ]
-            return last * (lengths > 0)[:, None], which
-        return _attend(self.query(view), states, lengths, which), None
+            return last * (lengths > 0)[:, None], index
+        return _attend(self.query(view), states, lengths, index), None
 
     def _read(self, tokens: Tensor) -> Tensor:
         """States of the GRU after each token ``[M, U, H]``, from ``[U, M]``."""
@@ -240,17 +238,17 @@ class TextEncoder(nn.Module):
         draw_weights(self.gru, generator)
 
 
-def _attend(query: Tensor, states: Tensor, lengths: Tensor, which: Tensor | None) -> Tensor:
+def _attend(query: Tensor, states: Tensor, lengths: Tensor, index: Tensor | None) -> Tensor:
     """Dot-product attention: means ``[N, H]`` of the states ``[M, U, H]`` within the lengths
     ``[U]``, weighted by queries ``[N, H]``.
 
-    which: index of each query's text ``[N]``; None: query k reads text k.
+    index: of each query's text ``[N]``; None: query k reads text k.
     """
     steps, _, size = states.shape
     read = states.transpose(0, 1)
-    if which is not None:
-        read = functional.embedding(which, read.flatten(1)).view(-1, steps, size)
-        lengths = lengths[which]
+    if index is not None:
+        read = functional.embedding(index, read.flatten(1)).view(-1, steps, size)
+        lengths = lengths[index]
     inside = torch.arange(steps, device=states.device) < lengths[:, None]
     score = torch.bmm(read, query.float().unsqueeze(2)).squeeze(2).float() / size**0.5
     weight = score.masked_fill(~inside, -1e30).softmax(1) * inside  # without tokens: all 0

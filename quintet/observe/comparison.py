@@ -107,6 +107,7 @@ def pooled_scale(scores: Sequence[Array]) -> tuple[float, float]:
 
 
 def _part(task: str, sides: Mapping[str, list[Array]], scale: tuple[float, float]) -> Part:
+    """The comparison of the first side with each other one on a task."""
     every = np.concatenate([x for own in sides.values() for x in own])
     taus = np.linspace(every.min(), every.max(), _TAUS)
     (name, first), *others = sides.items()
@@ -169,8 +170,8 @@ def _chance(a: list[Array], b: list[Array], value: float) -> float:
     together = [np.tile(np.concatenate(runs), (_SHUFFLES, 1)) for runs in zip(a, b, strict=True)]
     drawn = [rng.permuted(each, axis=1) for each in together]
     ours = [each[:, : len(x)] for each, x in zip(drawn, a, strict=True)]
-    theirs = [each[:, len(x) :] for each, x in zip(drawn, a, strict=True)]
-    far = np.abs(improvement(*ours, *theirs) - 0.5) >= abs(value - 0.5) - 1e-9
+    second = [each[:, len(x) :] for each, x in zip(drawn, a, strict=True)]
+    far = np.abs(improvement(*ours, *second) - 0.5) >= abs(value - 0.5) - 1e-9
     return float((far.sum() + 1) / (_SHUFFLES + 1))
 
 

@@ -52,6 +52,7 @@ def sentences(parts: Sequence[Part]) -> list[str]:
 
 
 def _missing(duel: Duel, each: str) -> str:
+    """Reason why a comparison is undecided, and seeds that would decide it."""
     found = duel.improvement
     if found.low is None or found.high is None:
         return "one run does not show how others vary, so add seeds to sides that have only one"

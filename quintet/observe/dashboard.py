@@ -333,8 +333,8 @@ def _nodes(view: View) -> Iterator[_Block]:
             yield 4, _row(f"node {index}", _Items(_of_node(own)))
     if len(waits) > 1 and max(waits.values()) - min(waits.values()) > _UNEVEN:
         least = min(waits, key=lambda index: waits[index])
-        told = f"node {least} is waited for: its workers wait {percent(waits[least])} of their time"
-        yield 4, _row("", f"{told}, others up to {percent(max(waits.values()))}")
+        line = f"node {least} is waited for: its workers wait {percent(waits[least])} of their time"
+        yield 4, _row("", f"{line}, others up to {percent(max(waits.values()))}")
 
 
 def _of_node(own: Mapping[str, float]) -> list[Text | str]:

@@ -18,8 +18,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def figure_classes() -> tuple[Any, Any]:
-    """The classes ``Figure`` and ``EngFormatter``; they use no global state and no window
-    system."""
+    """The classes ``Figure`` and ``EngFormatter``, without global state and window system."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # silences notes on fonts
     try:
         from matplotlib.figure import Figure

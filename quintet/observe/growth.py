@@ -11,12 +11,10 @@ _FIRST_S = 120.0
 """Seconds in which a process may fill its caches before growth counts."""
 
 _EVERY_S, _WINDOWS = 30.0, 6
-"""Least length of a window in seconds, and the number of successive windows that must have
-grown."""
+"""Least length of a window in seconds, and number of windows in a row that must have grown."""
 
 _EVEN = 0.5
-"""Fraction of the mean growth that each window must have: filling caches grow more and more
-slowly."""
+"""Fraction of the mean growth that each window must have: filling caches grow ever slower."""
 
 _LEAST_BYTES = 64e6
 """Least growth over all windows that is reported."""
@@ -40,8 +38,8 @@ class Growth:
     ):
         self._clock, self._free = clock, free
         self._first_s: dict[int, float] = {}
-        self._seen: dict[int, deque[tuple[float, float]]] = {}  # (time, bytes) by process
-        self._told: set[int] = set()
+        self._windows: dict[int, deque[tuple[float, float]]] = {}  # (time, bytes) by process
+        self._reported: set[int] = set()
 
     def look(self, held: Mapping[int, Held], left_s: float) -> list[str]:
         """A sentence for each process that would use up the free memory before the run's end.
@@ -49,20 +47,20 @@ class Growth:
         held: private memory by pid; left_s: seconds left of the run.
         """
         now, said = self._clock(), []
-        for pid in self._seen.keys() - held.keys():
-            del self._seen[pid], self._first_s[pid]
-            self._told.discard(pid)
+        for pid in self._windows.keys() - held.keys():
+            del self._windows[pid], self._first_s[pid]
+            self._reported.discard(pid)
         for pid, (name, own) in held.items():
             first_s = self._first_s.setdefault(pid, now)
-            seen = self._seen.setdefault(pid, deque(maxlen=_WINDOWS + 1))
+            seen = self._windows.setdefault(pid, deque(maxlen=_WINDOWS + 1))
             if now - first_s < _FIRST_S or (seen and now - seen[-1][0] < _EVERY_S):
                 continue
             seen.append((now, own))
-            if pid in self._told or (rate := _rate(seen)) is None:
+            if pid in self._reported or (rate := _rate(seen)) is None:
                 continue
             free = self._free()
             if free / rate < _MARGIN * left_s:
-                self._told.add(pid)
+                self._reported.add(pid)
                 said.append(
                     f"{name} (pid {pid}) holds {own / 1e9:.2f} GB and grows by "
                     f"{60 * rate / 1e6:,.0f} MB a minute; at this rate the {free / 1e9:.1f} GB "

@@ -105,6 +105,7 @@ def _line(policy: int) -> dict[str, Any]:
 
 
 def _draw_copies(axes: Any, events: Sequence[Event], policies: int, end: int) -> None:
+    """Draws an arrow for each copy, a cross for each divergence."""
     for policy in range(policies):
         axes.plot([0, end], [policy, policy], **_line(policy))
     for event in events:

@@ -61,9 +61,7 @@ class RunLog:
                 note(text)
 
     def warn(self, text: str) -> None:
-        """Writes a line to standard error, apart from results; on a terminal the dashboard shows
-        it.
-        """
+        """Writes a line to standard error, apart from results, or shows it in the dashboard."""
         line = f"warning: {text}"
         if self._in_terminal:
             self.say(line)

@@ -44,10 +44,10 @@ class MachineUse:
         known = [process for child, process in self._children.items() if child not in begun]
         used = sum(map(_percent, (self._process, *known))) / 100
         used += sum(_first_share(child, self._looked_at - looked_at) for child in begun)
-        held = self.memory_by_process()
+        memory = self.memory_by_process()
         report = {
             "process/resident_bytes": float(self._process.memory_info().rss),
-            **({"machine/memory_bytes": sum(x.bytes for x in held.values())} if held else {}),
+            **({"machine/memory_bytes": sum(x.bytes for x in memory.values())} if memory else {}),
             "machine/cores_used": used,
             **self._waited(),
         }

@@ -325,31 +325,15 @@ class _Sums:
 
 _COUNT = "count/"  # prefix of counts in checkpoints, where `ENV` is that of sums
 
-Sums = dict[str, list[float]]
-"""Sums and counts of the environment's own numbers, by name."""
-
-
-def add_numbers(sums: Sums, names: Sequence[str], numbers: Sequence[float]) -> None:
-    """Adds an episode's own numbers; NaN does not count."""
-    for name, x in zip(names, numbers, strict=False):
-        if x == x:
-            total = sums.setdefault(name, [0.0, 0.0])
-            total[0] += x
-            total[1] += 1.0
-
 
 @final
 class EpisodeStats:
-    """Sums over finished episodes between reports; also keeps the last `window` episodes.
-
-    count: number of episodes; missing: the environment's own numbers that none of them had.
-    """
+    """Sums over finished episodes between reports; also keeps the last `window` episodes."""
 
     def __init__(self, window: int = 100, names: Sequence[str] = ()) -> None:
         """names: of the environment's own numbers."""
         self._new, self._names = _Sums(), names
-        self._own: Sums = {}
-        self.count, self.missing = 0, dict.fromkeys(names)
+        self._own: dict[str, list[float]] = {}  # sums and counts
         self._recent: deque[tuple[float, bool | None]] = deque(maxlen=window)
 
     def add(
@@ -362,13 +346,14 @@ class EpisodeStats:
     ) -> None:
         """Adds a finished episode: raw return in reward units, length in env_steps.
 
-        recent: whether it counts among the last episodes; numbers: the environment's own.
+        recent: whether it counts among the last episodes; numbers: the environment's own, of which
+            NaN does not count.
         """
-        self.count += 1
-        if numbers:
-            add_numbers(self._own, self._names, numbers)
-            for name in self._own if self.missing else ():
-                self.missing.pop(name, None)
+        for name, x in zip(self._names, numbers, strict=False):
+            if x == x:
+                total = self._own.setdefault(name, [0.0, 0.0])
+                total[0] += x
+                total[1] += 1.0
         if recent:
             self._recent.append((episode_return, success))
         new = self._new

@@ -57,15 +57,15 @@ def group_labels(configs: Sequence[Options], sources: Sequence[Sources] | None =
     sources: of the options of each group, as far as known; options that nobody chose are named
         only where the others don't tell the groups apart.
     """
-    told = _told_apart(configs, sources or [{} for _ in configs])
-    most = max(map(len, told), default=0)
+    names = _label_parts(configs, sources or [{} for _ in configs])
+    most = max(map(len, names), default=0)
     for parts in range(_MAX_LABEL_PARTS, most + 1):
         labels = [
-            ", ".join([*each[: parts + 1], *["…"] * (len(each) > parts + 1)]) for each in told
+            ", ".join([*each[: parts + 1], *["…"] * (len(each) > parts + 1)]) for each in names
         ]
         if len(set(labels)) == len(labels):
             return labels
-    return _numbered([", ".join(each) for each in told])
+    return _numbered([", ".join(each) for each in names])
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
@@ -78,25 +78,25 @@ def _numbered(labels: Sequence[str]) -> list[str]:
     return numbered
 
 
-def _told_apart(configs: Sequence[Options], sources: Sequence[Sources]) -> list[list[str]]:
+def _label_parts(configs: Sequence[Options], sources: Sequence[Sources]) -> list[list[str]]:
     """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
     algos = [str(config.get("algo")) for config in configs]  # some may be damaged
-    telling: dict[str, list[str]] = {}
+    chosen: dict[str, list[str]] = {}
     for algo in {*algos}:
         of = [place for place, each in enumerate(algos) if each == algo]
-        telling[algo] = _telling([configs[k] for k in of], [sources[k] for k in of], envs)
-    shown = {name for names in telling.values() for name in names}
+        chosen[algo] = _label_options([configs[k] for k in of], [sources[k] for k in of], envs)
+    shown = {name for names in chosen.values() for name in names}
     return [
         [
             str(config.get("algo", "run")),
-            *(_part(n, config[n], configs, shown) for n in telling[algo] if n in config),
+            *(_part(n, config[n], configs, shown) for n in chosen[algo] if n in config),
         ]
         for config, algo in zip(configs, algos, strict=True)
     ]
 
 
-def _telling(
+def _label_options(
     peers: Sequence[Options], sources: Sequence[Sources], envs: Sequence[str]
 ) -> list[str]:
     """The options that tell groups of one algorithm apart; `envs`: those that always do."""
@@ -106,11 +106,11 @@ def _telling(
     everywhere = [name for name in compared if all(name in each for each in peers)]
     differing = _differing(peers, everywhere) or _differing(peers, compared)
     differing.sort(key=lambda name: name != "preset")  # a preset tells many others
-    told = [*envs, *(name for name in differing if _is_chosen(name, peers, sources))]
+    chosen = [*envs, *(name for name in differing if _is_chosen(name, peers, sources))]
     for name in differing:
-        if name not in told and len(_parts(peers, [*told, name])) > len(_parts(peers, told)):
-            told.append(name)
-    return told
+        if name not in chosen and len(_parts(peers, [*chosen, name])) > len(_parts(peers, chosen)):
+            chosen.append(name)
+    return chosen
 
 
 def _is_chosen(name: str, peers: Sequence[Options], sources: Sequence[Sources]) -> bool:

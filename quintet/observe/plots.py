@@ -126,14 +126,14 @@ def plot_runs(
 def labelled(groups: Iterable[list[Run]]) -> list[tuple[str, list[Run]]]:
     """Groups of runs with their names: those of their folders where groups are single runs that
     differ in many options."""
-    held = list(groups)
-    configs = [members[0].config for members in held]
-    labels = group_labels(configs, [x[0].sources for x in held])
-    folders = [members[0].folder for members in held]
-    single = len({*folders}) == len(folders) and all(len(members) == 1 for members in held)
+    runs = list(groups)
+    configs = [members[0].config for members in runs]
+    labels = group_labels(configs, [x[0].sources for x in runs])
+    folders = [members[0].folder for members in runs]
+    single = len({*folders}) == len(folders) and all(len(members) == 1 for members in runs)
     if single and any(label.count(", ") > _MOST_OPTIONS for label in labels):
         labels = names_apart(folders)
-    return list(zip(labels, held, strict=True))
+    return list(zip(labels, runs, strict=True))
 
 
 def _reports(
@@ -173,13 +173,12 @@ def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
 
 
 def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, float]]]) -> str:
-    """A score that all runs have; prints a line on standard error if bars are not from
-    evaluations."""
+    """A score that all runs have; prints to standard error if bars are not of evaluations."""
     runs = [own for run in reports.values() for _, own in policies_of(run, None)]
     sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
     names = [f"{source}/{score}" for score in _SCORES for source in sources]
-    told = [{name for report in run for name in report} for run in runs]
-    common = [name for name in names if all(name in each for each in told)]
+    reported = [{name for report in run for name in report} for run in runs]
+    common = [name for name in names if all(name in each for each in reported)]
     found = common[0] if common else f"{sources[0]}/return_mean"
     if kind == "bars" and runs and not found.startswith("eval/"):
         wanted = f"eval/{found.partition('/')[2]}"
@@ -226,8 +225,8 @@ def _load(
     evaluations = extract(reports, x, EVALUATED.get(metric, f"eval/{metric}"))
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
-        theirs = METRICS_ELSEWHERE.get(metric.rpartition("/")[2])
-        near = [theirs] if theirs in have else difflib.get_close_matches(metric, have, n=1)
+        ours = METRICS_ELSEWHERE.get(metric.rpartition("/")[2])
+        near = [ours] if ours in have else difflib.get_close_matches(metric, have, n=1)
         raise QuintetError(
             f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports)"
             + (f"; did you mean {text(near[0])}?" if near else ".")
@@ -268,8 +267,8 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
 def in_seeds(members: Sequence[Run]) -> str:
     """The number of runs in words, which is that of their seeds unless a seed is there twice."""
     seeds = len({str(run.config.get("seed", run.folder)) for run in members})
-    told = f"{seeds} seed{'' if seeds == 1 else 's'}"
-    return told if seeds == len(members) else f"{len(members)} runs of {told}"
+    count = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    return count if seeds == len(members) else f"{len(members)} runs of {count}"
 
 
 def _acting(metric: str, run: Run) -> str:
@@ -294,10 +293,10 @@ def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
     for members in groups:
         key = env_name(members[0].config), _acting(metric, members[0])
         panels.setdefault(key, []).append(list(members))
-    named = {key: labelled(held) for key, held in panels.items()}
+    named = {key: labelled(labels_and_runs) for key, labels_and_runs in panels.items()}
     heights_in = [
-        sum(0.3 + 0.16 * (2 + len(label) // _BAR_CHARACTERS) for label, _ in held)
-        for held in named.values()
+        sum(0.3 + 0.16 * (2 + len(label) // _BAR_CHARACTERS) for label, _ in labels_and_runs)
+        for labels_and_runs in named.values()
     ]
     figure_class, _ = figure_classes()
     height_in = 0.6 + 0.9 * len(panels) + sum(heights_in)
@@ -305,8 +304,8 @@ def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
     figure.set_layout_engine("constrained")
     placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights_in)[:, 0]
     colors: dict[str, int] = {}  # numbers of colours by label
-    for axes, ((env, way), held) in zip(placed, named.items(), strict=True):
-        _draw_bars(axes, metric, dict(held), colors)
+    for axes, ((env, way), labels_and_runs) in zip(placed, named.items(), strict=True):
+        _draw_bars(axes, metric, dict(labels_and_runs), colors)
         _decorate(axes, {env}, "x", f", {way} actions" if way and len(ways) > 1 else "")
         if metric.endswith("success_rate"):
             axes.set_xlim(-0.02, 1.02)

@@ -87,7 +87,7 @@ class LineProgress:
 
     def __init__(self, view: View, stream: TextIO) -> None:
         self._view, self._out = view, QuietStream(stream)
-        self._told: Cause | None = None
+        self._reported: Cause | None = None
         self._herald = Herald()
         self._shown_at = self._silent_until = float("-inf")
         self._silence_s = _LINE_INTERVAL_S
@@ -105,7 +105,7 @@ class LineProgress:
             self._flush()
             for line in self._herald.news(self._view.states, now):
                 self.say(line)
-            if self._told is None:
+            if self._reported is None:
                 self._tell(only_others=not begun)
 
     def stage(self, text: str) -> None:
@@ -131,7 +131,7 @@ class LineProgress:
             self._closed = True
             for _, sentence in sentences(self._view.states):
                 self.say(f"health: {sentence}")
-        if self._told is not None:
+        if self._reported is not None:
             self._tell()
 
     def _flush(self) -> None:
@@ -147,9 +147,9 @@ class LineProgress:
         load, facts = self._view.shares.recent(), self._view.facts
         if facts is None or not load.learner:
             return
-        told = cause(load, facts)
-        if told != self._told and (told == "others" or not only_others):
-            self._told = told
+        found = cause(load, facts)
+        if found != self._reported and (found == "others" or not only_others):
+            self._reported = found
             self.say(limit(load, facts, starting=self._view.shares.starting))
 
 

@@ -105,6 +105,7 @@ def gather(
 
 
 def _report(line: bytes) -> Report:
+    """The report of a line; raises ValueError if it is no object of finite numbers."""
     if len(line) > _MOST_LINE:
         raise ValueError(f"it has more than {_MOST_LINE:,} bytes")
     report = files.parse_json(line)
@@ -157,8 +158,7 @@ _FIRST_COLUMNS = (
 def columns_of(
     reports: Iterable[Mapping[str, float]], columns: Iterable[str] = ()
 ) -> dict[str, None]:
-    """The columns of a table of reports after `columns`; each report appends its new ones,
-    sorted."""
+    """A table's columns after `columns`: each report appends its new ones, sorted."""
     found = dict.fromkeys(columns)
     for report in reports:
         if not found:

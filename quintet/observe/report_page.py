@@ -42,7 +42,7 @@ _CURVES = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of the page: a title, and its content as a data address."""
+    """A picture of the page: a title, and its content as a data URI."""
 
     title: str
     source: str
@@ -161,18 +161,18 @@ def _named(run: RunSummary) -> set[str]:
 
 def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     """Curves of the runs of one environment: the score over steps and over time, and others."""
-    there = {name for run in runs for name in _named(run)}
+    names = {name for run in runs for name in _named(run)}
     # One that all runs have, so that none is missing; else one that some have.
     every = [_named(run) for run in runs if run.reports]
     common = [name for name in SCORES if all(name in own for own in every)]
-    scores = common or [name for name in SCORES if name in there]
+    scores = common or [name for name in SCORES if name in names]
     scores.sort(key=lambda name: not name.startswith("episode/"))
     score = next(iter(scores), None)
     wanted: list[tuple[str, Any, str]] = []
     if score is not None:
         wanted = [("Score", "env_steps", score), ("Score over time", "wall_s", score)]
-    wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in there]
-    own = sorted(name for name in there if name.startswith(ENV))
+    wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in names]
+    own = sorted(name for name in names if name.startswith(ENV))
     wanted += [(text(name), "env_steps", name) for name in own[:_MOST_OWN]]
     found = ((title, curves_of(runs, x, name)) for title, x, name in wanted)
     return [Picture(title, address(data)) for title, data in found if data is not None]
@@ -185,13 +185,13 @@ def _compared(runs: Sequence[RunSummary]) -> Opening | None:
     for run in runs:
         if run.state == "finished" and run.score is not None:
             groups.setdefault(group_key(run.options, run.sources), []).append(run)
-    held = list(groups.values())
-    if not 1 < len(held) <= _MOST_SIDES or max(map(len, held)) == 1:
+    members = list(groups.values())
+    if not 1 < len(members) <= _MOST_SIDES or max(map(len, members)) == 1:
         return None
-    labels = group_labels([own[0].options for own in held], [own[0].sources for own in held])
+    labels = group_labels([own[0].options for own in members], [own[0].sources for own in members])
     sides = {
         text(label): [Member(text(run.folder), run) for run in own]
-        for label, own in zip(labels, held, strict=True)
+        for label, own in zip(labels, members, strict=True)
     }
     try:
         found, said = scores(sides, None)
@@ -205,6 +205,7 @@ def _compared(runs: Sequence[RunSummary]) -> Opening | None:
 
 
 def _entry(run: RunSummary, marks: Sequence[Finding] | None, name: str) -> Entry:
+    """The section of one run."""
     health = health_over_time(run.reports)
     rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
@@ -273,10 +274,10 @@ def _films(folder: Path) -> tuple[list[Picture], list[str]]:
                 continue
             for name in sorted(os.listdir(place)):
                 path = place / name
-                held = os.lstat(path)
-                if not name.lower().endswith(".mp4") or not stat.S_ISREG(held.st_mode):
+                status = os.lstat(path)
+                if not name.lower().endswith(".mp4") or not stat.S_ISREG(status.st_mode):
                     continue
-                if held.st_size > _FILM_BYTES or len(found) == _MOST_FILMS:
+                if status.st_size > _FILM_BYTES or len(found) == _MOST_FILMS:
                     left_out.append(text(name))
                     continue
                 data = files.read_bytes(path)

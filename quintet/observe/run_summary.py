@@ -101,8 +101,8 @@ class RunSummary:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """Name and newest value of the run's score, first of the one by which its best policy is
-        chosen; of several policies the highest."""
+        """Name and newest value of the run's score, preferably the metric that chooses its best
+        policy; of several policies the highest."""
         chosen, _ = signed(str(self.options.get("checkpoint.best_by", "")))
         own = (f"eval/{chosen}", chosen) if chosen.removeprefix("eval/").startswith(ENV) else ()
         for name in (*own, *SCORES):
@@ -113,8 +113,8 @@ class RunSummary:
     @property
     def numbers(self) -> dict[str, float]:
         """The newest values of the environment's own numbers, of training and of evaluations."""
-        there = {name for report in self.reports for name in report}
-        own = sorted(name for name in there if name.startswith((ENV, f"eval/{ENV}")))
+        names = {name for report in self.reports for name in report}
+        own = sorted(name for name in names if name.startswith((ENV, f"eval/{ENV}")))
         return {name: x for name in own if (x := self._last(name)) is not None}
 
     @property
@@ -131,8 +131,7 @@ class RunSummary:
 
 
 def text(value: object, most: int = _MOST_TEXT) -> str:
-    """A value of a file as one line, cut after `most` characters, in which unprintable ones are
-    named."""
+    """A value as one line of at most `most` characters, the unprintable ones named."""
     shown = str(value)
     shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
@@ -224,11 +223,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    there = {name for name in (*_RUN_FILES, *_BESIDE) if os.path.lexists(folder / name)}
-    if there & {*_RUN_FILES}:
+    """Whether a folder has files that only runs have."""
+    present = {name for name in (*_RUN_FILES, *_BESIDE) if os.path.lexists(folder / name)}
+    if present & {*_RUN_FILES}:
         return True
     if os.path.lexists(folder / saved_options.FILE):
-        return bool(there)
+        return bool(present)
     with suppress(CheckpointError):
         return bool(manifest.numbered(folder / "checkpoints"))
     return False
@@ -254,8 +254,8 @@ def read_summary(folder: Path, *, newest: bool = False) -> RunSummary:
     if not options:
         broken = _has_checkpoints(folder)
         try:
-            held = files.read_yaml(folder / saved_options.FILE)
-            options = dict(_flat(held)) if isinstance(held, Mapping) else {}
+            content = files.read_yaml(folder / saved_options.FILE)
+            options = dict(_flat(content)) if isinstance(content, Mapping) else {}
         except FileFault as fault:
             faults.append(text(fault))
         broken = broken or not options
@@ -302,8 +302,8 @@ def learner_of(folder: Path) -> str:
     """The learner of the run in a folder; "" if its options can't be read."""
     with suppress(QuintetError):
         found = saved_options.read(folder)
-        held = files.read_yaml(folder / saved_options.FILE) if found is None else found.values
-        return text(held.get("algo", "")) if isinstance(held, Mapping) else ""
+        values = files.read_yaml(folder / saved_options.FILE) if found is None else found.values
+        return text(values.get("algo", "")) if isinstance(values, Mapping) else ""
     return ""
 
 
@@ -335,6 +335,7 @@ def _state(record: run_record.Record | None, *, running: bool, broken: bool) -> 
 
 
 def _newest_meta(folder: Path, faults: list[str]) -> Mapping[str, Any]:
+    """Meta of the newest intact checkpoint, empty without one; adds to `faults`."""
     try:
         found = manifest.newest(folder / "checkpoints")
     except CheckpointError as fault:

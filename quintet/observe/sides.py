@@ -93,10 +93,10 @@ def read_sides(places: Mapping[str, Iterable[Path]]) -> Sides:
     sides: dict[str, dict[str, Member]] = {}
     for side, own in places.items():
         members = {key: each for place in own for key, each in _read(place).items()}
-        for other, held in sides.items():
-            for key in members.keys() & held.keys():
+        for other, runs in sides.items():
+            for key in members.keys() & runs.keys():
                 raise QuintetError(
-                    f"a run must be on one side, got {held[key].name} on {other} and {side}: leave "
+                    f"a run must be on one side, got {runs[key].name} on {other} and {side}: leave "
                     "it out of one"
                 )
         sides[side] = members
@@ -140,8 +140,8 @@ def _of_folder(folder: Path) -> Member:
 def _checked(model: type[BaseModel], path: Path, form: str) -> Any:
     """The content of a JSON file."""
     try:
-        held = files.parse_json(files.read_bytes(path, most=_MOST_BYTES))
-        fault = content_fault(model, held)
+        content = files.parse_json(files.read_bytes(path, most=_MOST_BYTES))
+        fault = content_fault(model, content)
     except (FileFault, ValueError) as error:
         fault = str(error)
     if fault is not None:
@@ -149,7 +149,7 @@ def _checked(model: type[BaseModel], path: Path, form: str) -> Any:
         raise QuintetError(
             f"{where} must be {form}, got {text(fault)}: correct it, or leave it out"
         )
-    return model.model_validate(held)
+    return model.model_validate(content)
 
 
 def _reports(run: _Run) -> list[dict[str, float]]:
@@ -179,31 +179,31 @@ def scores(
     every = dict.fromkeys(task for own in tasks.values() for task in own)
     common = [task for task in every if all(task in own for own in tasks.values())]
     if not common:
-        which = "; ".join(f"{side} of {', '.join(own)}" for side, own in tasks.items())
+        listed = "; ".join(f"{side} of {', '.join(own)}" for side, own in tasks.items())
         raise QuintetError(
-            f"sides must share an environment, got {which}: compare runs of the same environment"
+            f"sides must share an environment, got {listed}: compare runs of the same environment"
         )
     left = [task for task in every if task not in common]
-    told = [f"left out, since not all sides have them: {', '.join(left)}"] if left else []
+    notes = [f"left out, since not all sides have them: {', '.join(left)}"] if left else []
     returns: dict[str, dict[str, list[dict[Kind, float]]]] = {side: {} for side in sides}
     for task in common:
         runs = {side: [x for x in own if x.task == task] for side, own in sides.items()}
         together = [each for own in runs.values() for each in own]
-        told += _differences(task, together)
+        notes += _differences(task, together)
         place = math.inf if at is None else _place(together, at)
-        told += [] if at is None else [f"{task}: scored at {place:,.0f} {_AXES[at.axis]}"]
+        notes += [] if at is None else [f"{task}: scored at {place:,.0f} {_AXES[at.axis]}"]
         for side, own in runs.items():
             returns[side][task] = [_returns(each, at, place, metric) for each in own]
     kinds = {side: _kind(side, own) for side, own in returns.items()}
     if len({*kinds.values()}) > 1:
-        told.insert(0, "warning: these kinds of scores differ even for one policy")
+        notes.insert(0, "warning: these kinds of scores differ even for one policy")
     counts = {side: sum(map(len, own.values())) for side, own in returns.items()}
     said = [f"{x}: {_in_words(counts[x], sides[x], kinds[x], at)}" for x in sides]
     of = {
         side: {task: np.array([each[kinds[side]] for each in runs]) for task, runs in own.items()}
         for side, own in returns.items()
     }
-    return of, said + told
+    return of, said + notes
 
 
 def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> Kind:
@@ -220,23 +220,23 @@ def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> K
 def _in_words(count: int, members: Sequence[Member], kind: Kind, at: At | None) -> str:
     """The number of a side's runs, and the kind of their scores."""
     ways = sorted({actions_evaluated(each.run.options) for each in members} - {""})
-    which: str = "returns of training" if kind == "training" else kind
+    source: str = "returns of training" if kind == "training" else kind
     if kind == "last evaluation":
-        which = "evaluations during training" if at else which
-        which += f", {' and '.join(ways)} actions" if ways else ""
-    return f"{count} run{'' if count == 1 else 's'}, scored by {which}"
+        source = "evaluations during training" if at else source
+        source += f", {' and '.join(ways)} actions" if ways else ""
+    return f"{count} run{'' if count == 1 else 's'}, scored by {source}"
 
 
 def _differences(task: str, members: Sequence[Member]) -> list[str]:
     """Warnings where runs of one environment differ in what it is."""
-    told = []
+    notes = []
     for name in _FACTS:
         options = [each.run.options for each in members]
         found = {text(json.dumps(each[name], default=str)) for each in options if name in each}
         if len(found) > 1:
-            which = " and ".join(sorted(found))
-            told.append(f"warning: {task} is not the same in all runs, {name}: {which}")
-    return told
+            kinds = " and ".join(sorted(found))
+            notes.append(f"warning: {task} is not the same in all runs, {name}: {kinds}")
+    return notes
 
 
 def _place(members: Sequence[Member], at: At) -> float:
@@ -253,8 +253,7 @@ def _place(members: Sequence[Member], at: At) -> float:
 
 
 def _returns(member: Member, at: At | None, place: float, metric: str | None) -> dict[Kind, float]:
-    """The last return, or metric, of a run by kind, or the last ones up to a place on its
-    curves."""
+    """A run's last return, or metric, by kind, or the last ones up to a place on its curves."""
     final, names = (member.final, _METRICS) if metric is None else (None, _kinds(metric))
     found: dict[Kind, float | None] = {"final evaluation": final if at is None else None}
     reports = member.run.reports

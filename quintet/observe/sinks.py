@@ -146,6 +146,7 @@ class Reporter:
         return finite
 
     def _write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
+        """Writes finite values to sinks that show them; says once if there is no such sink."""
         check(histograms)
         shown = [sink for sink in self._sinks if not isinstance(sink, JsonlSink | CsvSink)]
         finite: dict[str, np.ndarray] = {}
@@ -377,10 +378,10 @@ class TensorBoardSink:
         if self._file is None:
             with _writing(self._folder):
                 self._folder.mkdir(exist_ok=True)
-                there = map(_EVENTS.match, os.listdir(self._folder))
+                matches = map(_EVENTS.match, os.listdir(self._folder))
             # TensorBoard reads files of a folder in the order of their names: microseconds first,
             # and after earlier files whatever the clock says
-            newest = max((float(found[1]) for found in there if found), default=0.0)
+            newest = max((float(found[1]) for found in matches if found), default=0.0)
             started = f"{max(time.time(), newest + 1e-6):017.6f}"
             name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
             self._file = _AppendFile(self._folder / name)

@@ -43,8 +43,7 @@ class PhaseTimer:
         self._since = perf_counter()
 
     def switch(self, phase: Phase) -> Phase:
-        """Begins `phase` and returns the phase that ended, so that callers can switch back to
-        it."""
+        """Begins `phase`; returns the phase that ended, so that callers can switch back to it."""
         now = perf_counter()
         before = self._phase
         self._seconds[before] += now - self._since

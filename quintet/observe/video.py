@@ -66,7 +66,7 @@ class VideoWriter:
         check_video(path)
         self._path = path
         self._fps = Fraction(fps).limit_denominator(1000)
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._partial_file = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._ffmpeg: Generator[None, bytes, None] | None = None
         self._size: tuple[int, ...] = ()
         self._last: bytes = b""
@@ -76,7 +76,7 @@ class VideoWriter:
     def __enter__(self) -> Self:
         with self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._beside.touch()
+            self._partial_file.touch()
         return self
 
     def add(self, picture: Picture, caption: str) -> None:
@@ -90,7 +90,7 @@ class VideoWriter:
         self._size = size
         frame = _captioned(_enlarged(picture), caption)
         if self._ffmpeg is None:
-            self._ffmpeg = self._begun(*frame.shape[:2])
+            self._ffmpeg = self._ffmpeg_writer(*frame.shape[:2])
         self._last = frame.tobytes()
         self._send(self._ffmpeg)
 
@@ -107,22 +107,25 @@ class VideoWriter:
                 self._ffmpeg.close()
                 with self._writing():
                     self._require_whole()
-                    os.replace(self._beside, self._path)
+                    os.replace(self._partial_file, self._path)
         finally:
             if self._ffmpeg is not None:
                 self._ffmpeg.close()
             with suppress(OSError):  # the folder is missing: nothing was written
-                self._beside.unlink(missing_ok=True)
+                self._partial_file.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Makes the block leave no file, as after an exception."""
         self._unwanted = True
 
-    def _begun(self, height: int, width: int) -> Generator[None, bytes, None]:
+    def _ffmpeg_writer(self, height: int, width: int) -> Generator[None, bytes, None]:
+        """A generator that writes the frames sent to it by ffmpeg."""
         from imageio_ffmpeg import write_frames
 
         ffmpeg: Generator[None, bytes, None] = write_frames(
-            str(self._beside.absolute()),  # ffmpeg takes "name:" in a relative path for a protocol
+            str(
+                self._partial_file.absolute()
+            ),  # ffmpeg takes "name:" in a relative path for a protocol
             (width, height),
             fps=self._fps,
             quality=None,
@@ -146,7 +149,7 @@ class VideoWriter:
         available."""
         from imageio_ffmpeg import read_frames
 
-        with closing(read_frames(str(self._beside.absolute()))) as frames:
+        with closing(read_frames(str(self._partial_file.absolute()))) as frames:
             missing = self._count / self._fps - next(frames)["duration"]
         if missing > 0.5 / self._fps + 0.01:  # ffmpeg rounds to 0.01 s
             raise OSError(f"its last {missing:.1f} s are missing")

@@ -52,8 +52,7 @@ class View:
 
     @property
     def evaluation_name(self) -> str:
-        """The name of scores of evaluations, with their environment if it differs from
-        training's."""
+        """The name of evaluations' scores, with their environment if it is not training's."""
         return f"evaluation in {self.evaluated}" if self.evaluated else "evaluation"
 
     @property

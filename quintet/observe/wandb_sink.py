@@ -32,7 +32,7 @@ def require_wandb() -> None:
     found = find_spec("wandb")
     if found is None or found.origin is None:  # a mere folder of that name, as wandb itself makes
         raise ConfigError(
-            "report.sinks=wandb must have wandb installed, got none; run pip install "
+            "report.sinks=wandb needs wandb, which is not installed: pip install "
             '"quintet-rl[wandb]", or leave it out'
         )
 

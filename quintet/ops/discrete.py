@@ -18,8 +18,7 @@ Bits = Int64[Tensor, "*n {self.size}"]
 PerRow = Float[Tensor, "*n"]
 
 MASKED_LOGIT = -1e9
-"""A logit far below any real one, so that exp gives exactly 0, but finite, so that 0 * log 0 is
-0."""
+"""A logit so low that exp gives exactly 0, but finite, so that 0 * log 0 is 0."""
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -80,8 +79,7 @@ class Categorical:
         return (log_p.exp() * (log_p - params_q.log_softmax(dim=-1))).sum(dim=-1)
 
     def apply_mask(self, params: Logits, mask: Mask) -> Logits:
-        """Sets forbidden logits to `MASKED_LOGIT`; a row without an allowed action stays
-        unchanged."""
+        """Sets forbidden logits to `MASKED_LOGIT`; a row without an allowed action is unchanged."""
         allowed = mask != 0
         # A row that an environment spends on resetting may allow nothing; its action is ignored.
         allowed = allowed | ~allowed.any(dim=-1, keepdim=True)

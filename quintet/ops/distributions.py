@@ -156,8 +156,7 @@ class TupleFamily:
         return torch.int64 if dtypes == {torch.int64} else torch.float32
 
     def pack(self, actions: Sequence[Tensor]) -> Packed:
-        """The children's actions, in order, as one tensor; integers become floats if there are
-        floats."""
+        """The children's actions in order, as one tensor, of floats if any of them is."""
         flat = [
             action if family.action_shape else action.unsqueeze(-1)
             for family, action in zip(self.families, actions, strict=True)

@@ -27,8 +27,7 @@ _ALMOST_1 = 1.0 - 2.0**-24
 """The greatest float32 below 1, whose atanh is finite."""
 
 QUADRATURE_NODES = 32
-"""Number of quadrature nodes for the entropy of squashed actions; `DiagGaussian` states the
-error."""
+"""Quadrature nodes for the entropy of squashed actions; `DiagGaussian` states the error."""
 
 
 @functools.cache
@@ -152,7 +151,7 @@ class DiagGaussian:
             raise ValueError(f"low must be below high in every dimension, got {low} and {high}")
         if self.squash != "none" and not all(math.isfinite(x) for x in low + high):
             raise ValueError(
-                f"squash={self.squash} needs finite bounds, got {low} and {high}: use none"
+                f"squash={self.squash} needs finite bounds, not {low} and {high}: use squash=none"
             )
         # Computed now, because a compiled graph can't.
         object.__setattr__(self, "_quadrature", gauss_hermite(QUADRATURE_NODES))

@@ -102,10 +102,10 @@ def entropy_gradient(family: Family, params: Tensor, *, learn_std: bool) -> Tens
             f = p.softmax(-1)
             return torch.where(f > 0, -(_above_0(f).log() + 1.0), 0.0)
         if isinstance(leaf, Bernoulli):
-            return -p
+            return -p  # d H / d prob = -logit
         mean, log_std = _gaussian(leaf, p)
-        still = torch.zeros_like(mean)
-        return torch.cat((still, torch.ones_like(log_std)), -1) if learn_std else still
+        zero = torch.zeros_like(mean)
+        return torch.cat((zero, torch.ones_like(log_std)), -1) if learn_std else zero
 
     return _of_leaves(family, of_leaf, params)
 

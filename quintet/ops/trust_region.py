@@ -1,5 +1,4 @@
-"""ACER's trust region: the closest gradient that does not move a distribution further than
-allowed."""
+"""ACER's trust region: the closest gradient that moves a distribution no further than allowed."""
 
 import torch
 from jaxtyping import Float

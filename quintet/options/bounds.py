@@ -11,9 +11,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 
 MOST_STEPS = 10**15
-"""Largest number of env_steps and versions; float64, in which they are reported, holds them
-exactly.
-"""
+"""Largest number of env_steps and versions, which are exact in the float64 of reports."""
 
 MOST_ROWS = 10**9
 """Largest number of rows of a batch or a minibatch."""

@@ -89,7 +89,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         arguments = [names[0], "--help"]
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
-            f"quintet {command} must have an algorithm first, got none; give one of "
+            f"quintet {command} needs an algorithm first: give one of "
             f"{', '.join(names)}: quintet {command} {names[0]} --env CartPole-v1"
         )
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
@@ -124,7 +124,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
             if name == "minutes":
                 minutes = _minutes(words)
             else:
-                group[name] = _whole(name, words)
+                group[name] = _integers(name, words)
         elif name in known and _takes_several(known[name]):
             values[name] = _several(words, known[name])
         else:
@@ -199,7 +199,7 @@ def _by_option(words: list[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _whole(name: str, words: list[str]) -> list[int]:
+def _integers(name: str, words: list[str]) -> list[int]:
     """The number of ``--jobs``, or the numbers of ``--seeds``, with or without commas."""
     given = " ".join(words).replace(",", " ") if name == "seeds" else " ".join(words)
     try:
@@ -225,8 +225,7 @@ def _several(words: list[str], info: FieldInfo) -> Any:
 
 
 def _value(text: str, info: FieldInfo) -> Any:
-    """The value of an option as typed: text if the option takes words, else JSON if it is valid
-    JSON."""
+    """The value of an option as typed: text if the option takes words, else JSON if it is valid."""
     plain = all(
         kind in (str, Path, type(None)) or get_origin(kind) is Literal for kind in kinds(info)[1:]
     )
@@ -256,6 +255,7 @@ def mapping(name: str, text: str) -> dict[str, Any]:
 
 
 def _metavar(info: FieldInfo) -> str:
+    """The word in help that stands for an option's value."""
     for kind in kinds(info):
         if get_origin(kind) is Literal:
             return "|".join(str(choice) for choice in get_args(kind))

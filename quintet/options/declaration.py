@@ -119,11 +119,13 @@ class Needs(NamedTuple):
         the options and ``{f.NAME}`` of the facts.
     met: returns whether (options, facts) meet it; None: `what` is the condition, see `holds`.
     rest: the option's value if it is not met; ...: its default.
+    value: the only value of the option to which it applies; "": all values.
     """
 
     what: str
     met: Callable[[Any, Any], bool] | None = None
     rest: Any = ...
+    value: str = ""
 
 
 def holds(condition: str, options: BaseModel, facts: Facts, prefix: str = "") -> bool:
@@ -204,7 +206,7 @@ def option(
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
 
     doc: its meaning, with its unit; None: taken from the text below the attribute.
-    needs: conditions under which it has an effect, as texts or `Needs`; all must be met.
+    needs: conditions under which it has an effect, as strings or `Needs`; all must be met.
     tune: rule by which it may change during a run; None: it may not change.
     at_most: another option that it may not exceed, of the same class; none means infinity.
     faster: the direction in which it makes updates faster, for advice on speed.
@@ -264,6 +266,8 @@ def idle(
     while True:
         lacking: dict[str, Idle] = {}
         for name, needs in conditions.items():
+            values = "", getattr(options, name)
+            needs = tuple(need for need in needs if need.value in values)
             unmet = [need for need in needs if not _met(need, options, facts, prefix)]
             if unmet and name not in found:
                 rest = default_of(type(options), name) if unmet[0].rest is ... else unmet[0].rest
@@ -333,6 +337,7 @@ def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[flo
 
 
 def bounds(info: FieldInfo) -> tuple[float, float]:
+    """The smallest and largest value that a field admits."""
     low, high = -math.inf, math.inf
     parts = get_args(info.annotation)
     within = (limit for part in parts for limit in getattr(part, "__metadata__", ()))
@@ -362,6 +367,7 @@ def faults(error: ValidationError, prefix: str = "") -> list[str]:
 
 
 def _sentence(name: str, given: str, items: list[ErrorDetails]) -> str:
+    """The sentence about an option's faults."""
     first, *others = (_in_our_words(item["msg"]).partition(", unable")[0] for item in items)
     if not name:
         return first
@@ -385,10 +391,10 @@ def _in_our_words(message: str) -> str:
 def shown(value: Any) -> str:
     """A value for a message, shortened if it is long."""
     try:
-        told = repr(value)
+        text = repr(value)
     except ValueError:  # Python writes no longer numbers
         return "a number of more than 4,300 digits"
-    return told if len(told) <= _LONG else f"{told[:_LONG]}... ({len(told):,} characters)"
+    return text if len(text) <= _LONG else f"{text[:_LONG]}... ({len(text):,} characters)"
 
 
 _SHOULD_BE, _LONG, _DIGITS = "input should be ", 200, re.compile(r"\d{20,}")

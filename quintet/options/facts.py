@@ -139,6 +139,7 @@ def _look(env: ResolvedEnv) -> tuple[Spaces, MasksInInfo]:
 
 
 def kind_by_spaces(spaces: Spaces) -> EnvKind:
+    """The kind of an environment, by which presets are chosen."""
     leaves = observation_leaves(spaces.observation)
     if any(is_image(leaf) for leaf in leaves.values()):
         return "pixels"

@@ -144,20 +144,20 @@ def hint(algo: str, name: str) -> str:
     if not ours:
         return f"; {algo} has no option for that"
     short = {target: alias for alias, target in ALIASES.items()}
-    told = [f"{short.get(each, each)!r} ({_meaning(known[each])})" for each in ours]
+    names = [f"{short.get(each, each)!r} ({_meaning(known[each])})" for each in ours]
     differs = f"; {FACTORS[plain]}" if plain in FACTORS else ""
-    return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(told)}{differs}"
+    return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(names)}{differs}"
 
 
 def named_here(algo: str, name: str) -> list[str] | None:
     """The options of a learner that mean what `name` means in another library; several if quintet
     splits the option, none if the learner lacks it, None if no library has the name.
     """
-    theirs = {name.lower(), name.lower().rpartition(".")[2]}
-    theirs |= {each.removeprefix("no_") for each in theirs}
+    names = {name.lower(), name.lower().rpartition(".")[2]}
+    names |= {each.removeprefix("no_") for each in names}
 
     def of(each: str) -> list[str]:
-        return [ours for ours, info in options(each).items() if theirs & {*about(info).also}]
+        return [ours for ours, info in options(each).items() if names & {*about(info).also}]
 
     if found := of(algo):
         return found
@@ -172,6 +172,8 @@ def _meaning(info: FieldInfo) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    """A question about the known name that is most alike; "" if none is."""
+
     def likeness(ours: str) -> tuple[float, float]:
         """The last part counts alone too: "num_streams" for "env.num_streams"."""
         whole = SequenceMatcher(None, ours, name).ratio()
@@ -249,9 +251,9 @@ def with_sources(fault: str, sources: Mapping[str, str]) -> str:
             named.setdefault(source, []).append(name)
     if not named:
         return fault
-    told = [f"{', '.join(names)} from the {source}" for source, names in named.items()]
+    parts = [f"{', '.join(names)} from the {source}" for source, names in named.items()]
     way_out = ", or use --preset none" if any(s.startswith("preset") for s in named) else ""
-    return f"{fault} ({'; '.join(told)}; set it yourself{way_out})"
+    return f"{fault} ({'; '.join(parts)}; set it yourself{way_out})"
 
 
 def listed(faults: list[str]) -> str:

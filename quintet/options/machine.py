@@ -102,15 +102,14 @@ def _compile(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str)
     _require_cuda(runtime, device, "compile", "graph")
     if runtime.compile == "on" and not has_compiler():
         raise ConfigError(
-            "runtime.compile=on must have a PyTorch and a C++ compiler that can compile acts "
-            f"and updates, got none: {compiler_fault()}, or begin another run with "
+            "runtime.compile=on needs a PyTorch and a C++ compiler that can compile acts and "
+            f"updates: {compiler_fault()}, or begin another run with "
             "--runtime.compile off (a run that began compiled stays so)"
         )
     if runtime.compile == "on" and on_cuda and (fault := cuda_compiler_fault()):
         raise ConfigError(
-            "runtime.compile=on must have the tools with which PyTorch compiles for a GPU, "
-            f"got none: {fault}, or begin another run with --runtime.compile graph, which "
-            "needs none of it"
+            f"runtime.compile=on needs the tools by which PyTorch compiles for a GPU: {fault}, or "
+            "begin another run with --runtime.compile graph, which needs none of it"
         )
     if runtime.compile != "off" and not model.traits.one_graph:
         raise ConfigError(
@@ -127,8 +126,8 @@ def _require_cuda(runtime: RuntimeConfig, device: str, option: str, value: str) 
     """
     if getattr(runtime, option) == value and runtime.device == "auto" and device == "cpu":
         raise ConfigError(
-            f"runtime.{option}={value} must have a CUDA GPU, got runtime.device=auto, which chose "
-            f"the CPU: leave runtime.{option} out, or give --runtime.device cuda"
+            f"runtime.{option}={value} needs a CUDA GPU, but runtime.device=auto chose the "
+            f"CPU: leave runtime.{option} out, or give --runtime.device cuda"
         )
 
 
@@ -153,6 +152,7 @@ def _fast_bf16(device: str) -> bool:
 
 
 def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
+    """The learner's device; raises ConfigError if it is missing or can't be used."""
     device, learners = runtime.device, runtime.num_learners
     if device == "auto" and not pictures:
         return "cpu"
@@ -197,8 +197,7 @@ def tensors_device(runtime: RuntimeConfig) -> str:
 
 
 def _present(device: str, module: Any, learners: int, what: str) -> str:
-    """The device; raises ConfigError if `module`, PyTorch's for these devices, sees too few of
-    them."""
+    """The device; raises ConfigError if `module`, PyTorch's for its kind, sees too few of them."""
     fault = lacking(f"runtime.device={device}", device, module, learners, what)
     if fault is not None:
         raise ConfigError(f"{fault}: use --runtime.device cpu, or fewer learners")

@@ -44,11 +44,11 @@ def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: a named option is not a number that can change during a run.
     """
-    ways, given, still = tunable(type(options)), options.model_dump(), idle(options, Facts())
+    ways, given, idle_options = tunable(type(options)), options.model_dump(), idle(options, Facts())
     able = [
         name
         for name in ways
-        if isinstance(given[name], float) and given[name] != 0.0 and name not in still
+        if isinstance(given[name], float) and given[name] != 0.0 and name not in idle_options
     ]
     wrong = [
         f"{name}={given[name]}" if name in given else name for name in named if name not in able
@@ -70,7 +70,7 @@ def tuned_shaping(config: RunConfig) -> dict[str, float]:
     if wrong:
         form = ", ".join(f'"{name.removeprefix(SHAPING)}": ...' for name in wrong)
         raise ConfigError(
-            f"population.tuned must have first values for {', '.join(wrong)}, got none or 0: give "
+            f"population.tuned needs first values other than 0 for {', '.join(wrong)}: give "
             f"them by --env.reward-shaping '{{{form}}}'"
         )
     return {name: given[name] for name in named}
@@ -160,12 +160,22 @@ def population_faults(config: RunConfig) -> list[str]:
     return faults + _objective_faults(config)
 
 
-def number_faults(config: RunConfig) -> list[str]:
-    """Faults of what is chosen by the environment's own numbers, where these are settled."""
-    chosen = {"checkpoint.best_by": config.checkpoint.best_by}
+def chosen_faults(config: RunConfig) -> list[str]:
+    """Faults of the metrics by which policies are chosen: of the best one's, and those that are no
+    numbers of the environment, where these are settled.
+    """
+    chosen = {"checkpoint.best_by": (by := config.checkpoint.best_by)}
     if config.population.several:
         chosen["population.objective"] = config.population.objective
-    return [fault for each in chosen.items() if (fault := number_fault(*each, config.env))]
+    found = [fault for each in chosen.items() if (fault := number_fault(*each, config.env))]
+    name, _ = signed(by)
+    if name.removeprefix("eval/").startswith(ENV) or (name in OF_RUNS and name.startswith("eval/")):
+        return found
+    return [
+        f"checkpoint.best_by must be a metric of evaluations, got {by}: give eval/return_mean, "
+        "eval/success_rate, another eval/..., or env/KEY",
+        *found,
+    ]
 
 
 def number_fault(option: str, objective: str, env: EnvConfig) -> str:
@@ -177,17 +187,6 @@ def number_fault(option: str, objective: str, env: EnvConfig) -> str:
     return (
         f"{option}={objective} must name a number in env.metrics, got {env.metrics}: add it there"
     )
-
-
-def best_by_faults(config: RunConfig) -> list[str]:
-    """Faults of the metric by which the best policy is chosen."""
-    name, _ = signed(by := config.checkpoint.best_by)
-    if name.removeprefix("eval/").startswith(ENV) or (name in OF_RUNS and name.startswith("eval/")):
-        return []
-    return [
-        f"checkpoint.best_by must be a metric of evaluations, got {by}: give eval/return_mean, "
-        "eval/success_rate, another eval/..., or env/KEY"
-    ]
 
 
 def _objective_faults(config: RunConfig) -> list[str]:
@@ -208,7 +207,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
     rule = config.env.success or (config.eval_env.success if name in evaluated else None)
     if name.endswith("/success_rate") and rule is None:
         return [
-            f"population.objective={name} must have env.success, got none: give a rule, as "
+            f"population.objective={name} needs env.success: give a rule, as "
             "--env.success 'reward>0', or another objective"
         ]
     if not config.population.of_episodes and kind != "async":

@@ -30,7 +30,7 @@ from quintet.options.facts import facts, spaces_of
 from quintet.options.layers import Layer, canonical, is_free, listed, merged, options, with_sources
 from quintet.options.machine import automatic, in_one_process, require_agents, require_networks
 from quintet.options.placing import Placing
-from quintet.options.population import best_by_faults, number_faults, population_faults
+from quintet.options.population import chosen_faults, population_faults
 from quintet.options.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
 from quintet.spaces import in_float64, without_leaves
 from quintet.types import Spaces
@@ -124,8 +124,8 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         raise ConfigError(listed([*unknown, *faults]))
     assert config is not None
     assert env is not None
-    told = {name: sources.get(name, "default") for name in config.flat()}
-    return Loaded(config, told, env, eval_env=eval_env)
+    origins = {name: sources.get(name, "default") for name in config.flat()}
+    return Loaded(config, origins, env, eval_env=eval_env)
 
 
 def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, RunConfig | None]:
@@ -135,9 +135,7 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
     faults: receives every fault of a part, one sentence each.
     """
     if "env.id" not in values:
-        faults.append(
-            "env must name an environment, got none: give it by --env ID (quintet envs lists them)"
-        )
+        faults.append("there is no environment: give one by --env ID (quintet envs lists them)")
         values = values | {"env.id": "none"}
     parts: Parts = {}
     for name, model, prefix, mine in _of_parts(algo, values):
@@ -210,8 +208,7 @@ def combination_faults(config: RunConfig) -> list[str]:
         f"{fault} (each of the {policies} policies has its share of {steps:,} env_steps)"
         for fault in size_faults(config, steps // policies)
     ]
-    chosen = [*best_by_faults(config), *number_faults(config)]
-    return [*faults, *population_faults(config), *chosen, *found]
+    return [*faults, *population_faults(config), *chosen_faults(config), *found]
 
 
 def batch_steps(config: RunConfig) -> int:
@@ -324,15 +321,15 @@ def without_idle_options(
         prefix = prefix_of(part) if part in PARTS else ""
         others = {n.removeprefix(prefix): need for n, need in needs if n.startswith(prefix)}
         while True:
-            still = {
+            unmet = {
                 name: one
                 for name, one in idle(options, known, prefix, others).items()
                 if getattr(options, name) not in (one.rest, AUTOMATIC.get(prefix + name, one.rest))
             }
-            by = {n: sources.get(prefix + n, "default") for n in still}
+            by = {n: sources.get(prefix + n, "default") for n in unmet}
             # A resumed run keeps the options with which it began.
             resting = {
-                n: still[n].rest
+                n: unmet[n].rest
                 for n, source in by.items()
                 if is_free(source) or (source == _SAVED and prefix + n in MAY_CHANGE_ON_RESUME)
             }
@@ -348,7 +345,7 @@ def without_idle_options(
             config = config.model_copy(update={part: options}) if part else options
         faults += [
             f"{prefix}{n}={getattr(options, n)} has no effect without {one.needs}; leave it out"
-            for n, one in still.items()
+            for n, one in unmet.items()
             if by[n] != _SAVED
         ]
     return config, faults
@@ -384,7 +381,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     config, idle = without_idle_options(
         config, sources, facts(config, loaded.env, loaded.eval_env, spaces)
     )
-    idle += number_faults(config)
+    idle += chosen_faults(config)
     try:
         if idle:
             raise ConfigError(listed(idle))

@@ -65,8 +65,7 @@ class EvalConfig(Options):
 
 @final
 class RunConfig(Options):
-    """All options of a run. In files and on the command line the learner's options are at the top
-    level."""
+    """All options of a run; in files and commands, the learner's are at the top level."""
 
     algo: str
     """learner"""
@@ -131,8 +130,7 @@ class RunConfig(Options):
         return self.model_copy(update={part: getattr(self, part).model_copy(update=values)})
 
     def flat(self) -> dict[str, Any]:
-        """Every option by its dotted name, as JSON-able values; the learner's options have no
-        prefix."""
+        """Every option by its dotted name, the learner's without prefix, as JSON-able values."""
         values: dict[str, Any] = {}
         for name, value in self.model_dump(mode="json").items():
             if name == "learner":

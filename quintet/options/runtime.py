@@ -57,15 +57,11 @@ class RuntimeConfig(Options):
     inference: Literal["auto", "local", "server", "device"] = option(
         "auto",
         needs=(
-            Needs(
-                "runtime.kind=lockstep or runtime.kind=async",
-                lambda o, _: o.inference != "server" or o.kind != "serial",
-            ),
+            Needs("runtime.kind=lockstep or runtime.kind=async", value="server"),
             Needs(
                 "runtime.kind=serial and a CUDA GPU (runtime.device=cuda)",
-                lambda o, _: (
-                    o.inference != "device" or (o.kind == "serial" and _may_be_cuda(o.device))
-                ),
+                lambda o, _: o.kind == "serial" and _may_be_cuda(o.device),
+                value="device",
             ),
         ),
         auto=True,
@@ -92,9 +88,9 @@ class RuntimeConfig(Options):
     publish_interval_iterations: Steps = option(1, also="publish_interval_updates")
     """iterations (fresh batches) after which actors get new weights"""
     worker_timeout_s: LongWait = option(60.0, on_resume="free")
-    """seconds that one step of the environments may take before a worker counts as hung (a minute
-    more where it makes them or compiles; time without a core does not count); in serial a notice
-    says where it hangs
+    """longest step of the environments, in seconds, before a worker counts as hung (a minute more
+    while it makes them or compiles; time without a core does not count); serial: a notice names the
+    place
     """
     max_restarts: CountFrom0 = option(
         3, needs="runtime.kind=async or cluster.address", on_resume="free"
@@ -115,9 +111,7 @@ class RuntimeConfig(Options):
     learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
     """
     learner_timeout_s: LongWait = option(300.0, needs="runtime.num_learners > 1", on_resume="free")
-    """seconds by which one of several learners may finish an update later than another before it
-    counts as hung
-    """
+    """largest delay of an update behind another learner's, in seconds, before it counts as hung"""
     device: str = option(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?|xpu(:\d+)?|mps)$",
@@ -140,8 +134,8 @@ class RuntimeConfig(Options):
         ),
         on_resume="free",
     )
-    """place where draws from replay find pictures and other large observations; cpu: the replay's
-    files; learner: the learner's CUDA GPU too; auto: learner, if they fit in half of the GPU's free
+    """place where replay draws read pictures and other large observations; cpu: the replay's files;
+    learner: a copy on the learner's CUDA GPU; auto: learner, if it fits in half of the GPU's free
     memory
     """
     threads: Threads | None = option(None, auto=True, on_resume="rounds")
@@ -150,8 +144,8 @@ class RuntimeConfig(Options):
     learners; results depend on it, but a resume may change it
     """
     actor_threads: Threads | None = option(None, auto=True, on_resume="rounds")
-    """number of PyTorch's CPU threads for computing actions; none: 1 in workers, else the threads
-    that runtime.threads has or would have without wide layers; results depend on it
+    """number of PyTorch's CPU threads for computing actions; none: 1 in workers, else as
+    runtime.threads, but without its rule for wide layers; results depend on it
     """
     precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is
@@ -166,28 +160,27 @@ class RuntimeConfig(Options):
     deterministic: Literal["auto", "on", "off"] = option(
         "auto", needs=_GPU, also="torch_deterministic"
     )
-    """use only GPU algorithms that give identical results twice, some of which are slower; auto:
-    on, but off for runtime.kind=async, which never gives them; results depend on it
+    """use only GPU algorithms that give identical results twice, though some are slower; auto: on,
+    but off for async runs, which never repeat; results depend on it
     """
     tf32: Literal["auto", "on", "off"] = option("auto", needs=_GPU, also="allow_tf32")
     """TF32 for products of float32 matrices and for convolutions on a GPU: faster, with 10 bits of
-    each factor; auto: off, but as PyTorch is set for runtime.kind=async (by default: convolutions);
+    each factor; auto: off; for runtime.kind=async PyTorch's setting (by default: for convolutions);
     results depend on it
     """
     compile: Literal["auto", "on", "off", "graph"] = option(
         "auto",
         needs=Needs(
-            "a CUDA GPU (runtime.device=cuda)",
-            lambda o, _: o.compile != "graph" or _may_be_cuda(o.device),
+            "a CUDA GPU (runtime.device=cuda)", lambda o, _: _may_be_cuda(o.device), value="graph"
         ),
         also="torch_compile",
         auto=True,
     )
-    """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, which
-    takes minutes for recurrent networks; graph: on a CUDA GPU one launch of the same operations,
-    with the results of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on
-    the CPU for feed-forward networks with at least 30,000 planned optimizer steps of a policy
-    (3,000 on pictures), if there is a C++ compiler; never for film_grid; results depend on it
+    """one graph per act and per whole update (gradient, clipping, optimizer); on: compiled, which
+    takes minutes for recurrent networks; graph: one launch on a CUDA GPU, with the results of off;
+    auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on the CPU, if a feed-forward
+    network has at least 30,000 planned optimizer steps of a policy (3,000 on pictures) and there is
+    a C++ compiler; film_grid can only be off; results depend on it
     """
 
     @property

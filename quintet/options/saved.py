@@ -152,12 +152,12 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
         given = asked_for(Layer("saved run", {"env.id": was["env.id"]}), *layers)
-        differ = _told(differing(was, valid_values(algo, given) or {}))
+        differ = _difference_lines(differing(was, valid_values(algo, given) or {}))
         if differ:
             raise _other_run(run_dir, [*differ, str(error)]) from None
         raise
     wanted = loaded.config.flat()
-    differ = _told(differing(was, wanted))
+    differ = _difference_lines(differing(was, wanted))
     if differ:
         raise _other_run(run_dir, differ)
     if not trusted:  # checked before any import
@@ -225,7 +225,7 @@ def load_seeds(
         ConfigError: seeds are missing, repeated, or given together with ``seed``; an option is
             invalid; or no run can continue in its folder.
     """
-    seeds = _whole(seeds)
+    seeds = _checked_seeds(seeds)
     if "seed" in command.values:
         raise ConfigError(
             f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
@@ -267,8 +267,7 @@ def load_seeds(
 
 
 def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
-    """A run of a group on a cluster; its workers may be replaced as often as the group's option
-    says."""
+    """A run of a group on a cluster; the group's option limits restarts of its workers."""
     config, most, sources = loaded.config, placing.max_restarts, loaded.sources
     if most is None:
         placing = replace(placing, max_restarts=config.runtime.max_restarts)
@@ -278,7 +277,8 @@ def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
     return replace(loaded, config=config, sources=sources, placing=placing)
 
 
-def _whole(seeds: Sequence[int]) -> list[int]:
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    """The seeds as integers; raises ConfigError if there is none, one is repeated, or a bool."""
     try:
         given = list(seeds)
         whole = [operator.index(seed) for seed in given if not isinstance(seed, bool)]
@@ -325,7 +325,7 @@ def name_in_folder(env_id: Any) -> str:
     return re.sub(r"[^\w.-]+", "_", str(env_id))
 
 
-def _told(differ: Iterable[tuple[str, Any, Any]], what: str = "run") -> list[str]:
+def _difference_lines(differ: Iterable[tuple[str, Any, Any]], what: str = "run") -> list[str]:
     return [f"{n}: the {what} has {was!r}, this command has {now!r}" for n, was, now in differ]
 
 
@@ -338,7 +338,7 @@ def require_as_begun(
     """
     names = [name for name in sorted({*was, *now}) if not same_code(was.get(name), now.get(name))]
     if names:
-        differ = _told([(name, was.get(name), now.get(name)) for name in names], what)
+        differ = _difference_lines([(name, was.get(name), now.get(name)) for name in names], what)
         raise ConfigError(
             f"{folder} holds another {what}:\n"
             + "\n".join(f"  - {line}" for line in differ)
@@ -357,11 +357,11 @@ def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
         found = saved_options.read(run_dir)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
-    held = held_in(run_dir)
-    if found is None and held and not held & {saved_options.FILE, "checkpoints"}:
+    names = held_in(run_dir)
+    if found is None and names and not names & {saved_options.FILE, "checkpoints"}:
         raise ConfigError(
             f"run_dir must be a new or empty folder, or one with a run, got {run_dir} with "
-            f"{', '.join(sorted(held)[:3])} and no {saved_options.FILE}: give another --run-dir"
+            f"{', '.join(sorted(names)[:3])} and no {saved_options.FILE}: give another --run-dir"
         )
     return found
 
@@ -405,13 +405,13 @@ def require_movable(run_dir: Path) -> None:
     """Raises ConfigError for a folder that --overwrite must not rename: one without a run, or the
     working folder.
     """
-    held, known = held_in(run_dir), {saved_options.FILE, "checkpoints", "metrics.jsonl"}
-    if not held:
+    names, known = held_in(run_dir), {saved_options.FILE, "checkpoints", "metrics.jsonl"}
+    if not names:
         return
-    if run_record.FILE not in held or not held & known:
+    if run_record.FILE not in names or not names & known:
         raise ConfigError(
             f"--overwrite must name a folder that a run has made, got {run_dir}, which holds "
-            f"{', '.join(sorted(held)[:3])}: give another --run-dir, or rename it yourself"
+            f"{', '.join(sorted(names)[:3])}: give another --run-dir, or rename it yourself"
         )
     require_elsewhere(run_dir)
 

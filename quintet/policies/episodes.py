@@ -28,10 +28,6 @@ Player = Actor | UniformActor
 """The actor of an evaluation."""
 
 
-def _on_stderr(line: str) -> None:
-    note(line)
-
-
 @final
 @dataclass(frozen=True)
 class How:
@@ -55,8 +51,8 @@ class How:
     deterministic: bool
     stop: Callable[[], bool] | None
     timeout_s: float = 600.0
-    say: Callable[[str], None] = _on_stderr
-    notice: Callable[[str], None] = _on_stderr
+    say: Callable[[str], None] = note
+    notice: Callable[[str], None] = note
     others: tuple[Player, ...] = ()
     agent: int | None = None
     threads: int | None = None

@@ -2,8 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -38,7 +39,7 @@ from quintet.policies.policy import LEAST_BOUND, Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
 from quintet.system.importing import same_code, settle_search_path, way_to_script
-from quintet.system.trust import Call, calls_of
+from quintet.system.trust import calls_of
 from quintet.system.user_code import known_arguments, no_exit
 
 MaxSteps = int | Literal["auto"] | None
@@ -228,21 +229,13 @@ def evaluate(
             raise ConfigError(
                 f"a policy must be a quintet.Policy, got {given!r}; give quintet.load(path)"
             )
-    episodes, seed = _checked(episodes, seed)
-    _check_device(device)
-    if max_steps not in (None, "auto") and (
-        isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
-    ):
-        raise ConfigError(
-            f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
-        )
+    episodes, seed = _checked(episodes, seed, device, max_steps)
     settle_search_path()
     path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
-    uniform = partial(UniformActor, policy.spaces.action, seed)
-    actor = uniform(0) if random else policy.player_on(device)
+    actor = UniformActor(policy.spaces.action, seed) if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
     if against is not None:
         if chosen.num_agents == 1:
@@ -250,19 +243,17 @@ def evaluate(
                 f"against must have an environment of several agents, got {chosen.config.id} "
                 "with one: leave it out"
             )
-        other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
+        chance = UniformActor(policy.spaces.action, seed, player=1)
+        other = against.player_on(device) if isinstance(against, Policy) else chance
         how = replace(how, others=(other,))
         both = min(how.episodes, 2) * chosen.num_agents  # equally many games of each seating
         num_streams = -(-num_streams // both) * both
-    with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
-        _check_spaces(policy, vector)
-        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
-        about = _begin_as_trained(policy, chosen, vector, how)
+    with _streams(policy, chosen, num_streams, how, max_steps) as (vector, about, how):
         if isinstance(against, Policy):
             _check_spaces(against, vector, "the opponent")
         film, film_fault = None, None
         try:
-            film = None if path is None else _film(policy, chosen, _own_draws(how, uniform), path)
+            film = None if path is None else _film(policy, chosen, how, path)
         except ConfigError:
             raise
         except QuintetError as fault:  # a fault of the video costs no scores
@@ -274,7 +265,7 @@ def evaluate(
             "an evaluation must have an episode of one of the policy's agents, but "
             f"{chosen.config.id} had none in {episodes} games; raise episodes"
         )
-    scores = _scores(found, about, how.max_steps)
+    scores = _scores(found, about, how)
     if "metrics" in (env_options or {}):
         _require_metrics(scores)
     return replace(scores, film=film, film_fault=film_fault)
@@ -290,80 +281,54 @@ def _require_metrics(scores: Scores) -> None:
         )
 
 
-def _own_draws(how: How, uniform: Callable[[int], UniformActor]) -> How:
-    """The same with random players of its own, so that those of `how` draw what they would."""
-    actor, *others = (
-        uniform(k) if isinstance(x, UniformActor) else x
-        for k, x in enumerate((how.actor, *how.others))
-    )
-    return replace(how, actor=actor, others=tuple(others))
-
-
 def _check_device(device: str) -> None:
     """Raises ConfigError if no actions can be computed there."""
-    if device == "cpu":
-        return
-    if not re.fullmatch(r"cuda(:\d+)?", device):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ConfigError(f"device must be cpu, cuda or cuda:N, got {device!r}: leave it out")
     fault = lacking(f"device={device}", device, torch.cuda, 1, "CUDA GPU")
-    if fault is not None:
+    if device != "cpu" and fault is not None:
         raise ConfigError(f"{fault}: leave it out")
-
-
-def _bound(given: MaxSteps, policy: Policy, env: EnvDescription) -> int | None:
-    """The step limit of an episode; None: no limit."""
-    if given == "auto" and env.max_steps is None:
-        return int(policy.description.get("eval_max_steps", LEAST_BOUND))
-    return None if given == "auto" else given
 
 
 def evaluate_in(policy: Policy, env: ResolvedEnv, how: How, max_steps: MaxSteps = "auto") -> Scores:
     """Evaluates a policy of a run in that run's environment; `max_steps` as for `evaluate`."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
-    with closing(_streams(raw, num_streams, how)) as vector:
-        _check_spaces(policy, vector)
-        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
-        about = _begin_as_trained(policy, raw, vector, how)
-        return _scores(play(vector, how, env.num_agents), about, how.max_steps)
+    with _streams(policy, raw, num_streams, how, max_steps) as (vector, about, how):
+        return _scores(play(vector, how, env.num_agents), about, how)
 
 
-@no_exit()
-def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
-    """The scores of uniformly random actions in a run's environment, without a policy."""
-    episodes, seed = _checked(episodes, seed)
-    raw = resolve_env(config).with_options({"reward_clip": "none"})
-    num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
-    with closing(make_streams(raw, num_streams, Spreading())) as vector:
-        how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
-        return _scores(play(vector, how, raw.num_agents), vector.description)
-
-
-def _checked(episodes: int, seed: int) -> tuple[int, int]:
+def _checked(episodes: int, seed: int, device: str, max_steps: MaxSteps) -> tuple[int, int]:
     whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
     if not whole or not 1 <= episodes <= MOST_COUNT or not 0 <= seed < 2**31 - MAX_STREAMS:
         raise ConfigError(
             f"episodes must be in 1 .. {MOST_COUNT} and seed in 0 .. "
             f"{2**31 - MAX_STREAMS - 1}, got episodes={episodes!r}, seed={seed!r}"
         )
+    _check_device(device)
+    if max_steps not in (None, "auto") and (
+        isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
+    ):
+        raise ConfigError(
+            f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
+        )
     return int(episodes), int(seed)
 
 
-def _scores(found: Found, env: EnvDescription, max_steps: int | None = None) -> Scores:
+def _scores(found: Found, env: EnvDescription, how: How) -> Scores:
     played = found.played
     steps = sum(each.length for each in played)
     entropies = [each.entropy for each in played if each.entropy is not None]
-    won = np.array([each.success for each in played], np.bool_)
     return Scores(
         returns=np.array([each.return_ for each in played]),
         lengths=np.array([each.length for each in played], np.int64),
         env=env,
-        success=None if env.success is None else won,
+        success=None if env.success is None else np.array([x.success for x in played], np.bool_),
         entropy=sum(entropies) / steps if entropies and steps else None,
         games=found.games,
         complete=found.complete,
         cut_episodes=sum(each.cut for each in played),
-        max_steps=max_steps,
+        max_steps=how.max_steps,
         metrics={
             name: np.array([each.metrics[k] for each in played])
             for k, name in enumerate(env.metrics)
@@ -392,48 +357,36 @@ def _choose_env(
     """The environment with the evaluation's `own` options, and the number of them that step at the
     same time; raises UntrustedError if the policy's folder names code for it that may not run.
     """
-    config = policy.env.model_copy(update={"reward_clip": "none"})
-    num_streams, source = min(episodes, MAX_STREAMS), None
+    config, source = policy.env.model_copy(update={"reward_clip": "none"}), None
     says: dict[str, Any] = {} if env is None else {"id": env}
     if env is not None and env != config.id:
         says, source = settle(env)
         config = of_another(config, says)
-        num_streams = says.get("num_streams", num_streams)
     config = config.model_copy(update=dict(own))
     # The caller vouches for the arguments, and for a name only where it is given or no code.
-    vouched = {**says, **own}
-    if "id" not in says and ":" not in config.id:
-        vouched["id"] = config.id
+    vouched = {**({} if ":" in config.id else {"id": config.id}), **says, **own}
     given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
-    for call in (
-        Call("env", config.id, config.kwargs),
-        *calls_of({"env.curriculum": config.curriculum}),
-    ):
+    for call in calls_of({f"env.{name}": value for name, value in config}):
         origin.check(call)
     resolved = resolve_env(config, source)
     if "metrics" in own:
         resolved = with_metrics(resolved, keys_in_info)
-    _require_effect(resolved, own, says)
-    return resolved, resolved.streams_of(num_streams)
-
-
-def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
-    """Refuses options of the evaluation that have no effect."""
-    if not own:  # the environment's maker, which effects depend on, is found later
-        return
+    # Effects depend on the environment's maker, which is found later where no option is given.
     known = {name: x for name, x in own.items() if name in EvalEnvConfig.model_fields}
-    still = idle(EvalEnvConfig.model_construct(**known), Facts(evaluated=env))
+    still = own and idle(EvalEnvConfig.model_construct(**known), Facts(evaluated=resolved))
     for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
         raise ConfigError(
-            f"env.{name}={own[name]!r} has no effect on {env.config.id} ({env.config.backend}); "
-            "leave it out"
+            f"env.{name}={own[name]!r} has no effect on {resolved.config.id} "
+            f"({resolved.config.backend}); leave it out"
         )
+    return resolved, resolved.streams_of(says.get("num_streams", min(episodes, MAX_STREAMS)))
 
 
-def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> VectorEnv:
-    """The policy's environment, or `env`, see `evaluate`: at least this many streams of it, to be
-    closed by the caller.
+@contextmanager
+def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> Iterator[VectorEnv]:
+    """The policy's environment, or `env`, see `evaluate`, for the block: at least this many streams
+    of it.
 
     Raises:
         ConfigError: the environment's spaces are not the policy's.
@@ -442,23 +395,23 @@ def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> Vec
     settle_search_path()
     chosen, count = _choose_env(policy, env, num_streams, {})
     how = How(policy.actor, 1, 0, True, None)
-    vector = _streams_for(policy, chosen, count, how)
-    try:
-        _check_spaces(policy, vector)
-        _begin_as_trained(policy, chosen, vector, how)
-    except BaseException:
-        vector.close()
-        raise
-    return vector
+    with _streams(policy, chosen, count, how, None) as (vector, *_):
+        yield vector
 
 
-def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
-    """The streams of a loaded policy's environment; the error for a name that can't be imported
-    says where the environment was defined.
+@contextmanager
+def _streams(
+    policy: Policy, env: ResolvedEnv, num_streams: int, how: How, max_steps: MaxSteps
+) -> Iterator[tuple[VectorEnv, EnvDescription, How]]:
+    """New environments with the policy's spaces for the block, see `_begin_as_trained`, and `how`
+    with their step limit; the error for a name that can't be imported says where the environment
+    was defined.
     """
     name, script = env.config.id, policy.description.get("script")
+    env = env.numbered(first=env.config.num_streams + 1)
     try:
-        return _streams(env, num_streams, how)
+        with made_for("an evaluation"):
+            made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
     except ConfigError as error:
         if env.source is not None:
             raise
@@ -470,15 +423,15 @@ def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -
         if not way:
             raise
         raise ConfigError(way if script else f"{error}; {way}") from error
-
-
-def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
-    env = env.numbered(first=env.config.num_streams + 1)
-    with made_for("an evaluation"):
-        made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
-    for each in spread_envs([made]):
-        each.tell(how.say, how.notice)
-    return made
+    with closing(made):
+        for each in spread_envs([made]):
+            each.tell(how.say, how.notice)
+        _check_spaces(policy, made)
+        about = _begin_as_trained(policy, env, made, how)
+        if max_steps == "auto":
+            bound = int(policy.description.get("eval_max_steps", LEAST_BOUND))
+            max_steps = bound if about.max_steps is None else None
+        yield made, about, replace(how, max_steps=max_steps)
 
 
 def _begin_as_trained(
@@ -495,10 +448,8 @@ def _begin_as_trained(
 
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
     way_out = "give one that was trained on such spaces, or another environment"
-    own, theirs = policy.description, vector.spaces
-    if policy.critic_leaves:  # acting does not need these
-        own = spaces_as_json.as_json(policy.acting_spaces)
-        theirs = spaces.without_leaves(theirs, policy.critic_leaves)
+    theirs = spaces.without_leaves(vector.spaces, policy.critic_leaves)  # acting needs these
+    own = spaces_as_json.as_json(policy.acting_spaces)
     spaces_as_json.require_same(own, theirs, who, vector.description.id, way_out)
 
 
@@ -529,7 +480,12 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 return shown is not None or (how.stop is not None and how.stop())
 
             _begin_as_trained(policy, env, filmed.env, how)
-            of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
+            # Random players of the scores draw what they would without a film.
+            actor, *others = (
+                deepcopy(x) if isinstance(x, UniformActor) else x for x in (how.actor, *how.others)
+            )
+            games = filmed.env.num_streams // env.num_agents
+            of_film = replace(how, actor=actor, others=tuple(others), episodes=games, stop=ends)
             played = play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()

@@ -26,8 +26,7 @@ policy with the highest objective.
 
 
 def _of_best(path: Path) -> Path:
-    """The folder that holds ``best/``: the run's, or the folder of the policy with the best
-    score."""
+    """The folder that holds ``best/``: the run's, or that of the policy with the best score."""
     newest = None
     if not (path / "best").exists():
         newest = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
@@ -38,7 +37,7 @@ def _of_best(path: Path) -> Path:
     return path / f"{POLICY}_{max(scores, key=lambda k: float(scores[k]))}"
 
 
-def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
+def find_policy_folder(path: Path, choice: str) -> checkpoint.Checkpoint:
     """The checkpoint or policy folder at a path; raises CheckpointError if there is none.
 
     which: see `quintet.policies.policy.load`.
@@ -47,13 +46,13 @@ def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
         raise checkpoint.none_at(path)
     require_own(path)
     if (path / "manifest.json").exists():
-        if which != "latest":
+        if choice != "latest":
             raise CheckpointError(
-                f"--checkpoint {which!r} must have a run folder, got {path}, a single "
+                f"--checkpoint {choice!r} must have a run folder, got {path}, a single "
                 "checkpoint or policy: leave --checkpoint out"
             )
         return checkpoint.read(path)
-    if which == "best":
+    if choice == "best":
         path = _of_best(path)
         if not (path / "best").exists():
             if not checkpoint.any_of_run(path / "checkpoints"):
@@ -63,8 +62,8 @@ def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
                 "evaluation may be off (--eval.episodes 0): use --checkpoint latest"
             )
         return checkpoint.read(path / "best")
-    if which != "latest":
-        inside, given = path / "checkpoints" / which, files.given_path(which)
+    if choice != "latest":
+        inside, given = path / "checkpoints" / choice, files.given_path(choice)
         if not inside.exists() and given.exists():
             require_own(given)
             inside = given
@@ -73,8 +72,8 @@ def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
     if found is None:
         raise checkpoint.none_at(path)
     steps = found.meta.get("env_steps")
-    if steps is not None and (lost := run_record.lost(path, steps)) is not None:
-        files.warn_on_stderr(lost)
+    if steps is not None and (loss := run_record.lost(path, steps)) is not None:
+        files.warn_on_stderr(loss)
     return found
 
 

@@ -23,6 +23,7 @@ from quintet.checkpoints import checkpoint
 from quintet.checkpoints.spaces_as_json import as_json, from_json
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
+from quintet.envs.masks import possible
 from quintet.envs.policy_input import flat_observation, leaf_array, with_mask
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
@@ -43,7 +44,7 @@ from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import same_code, script_of, way_to_script
 from quintet.system.places import run_path
-from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
+from quintet.system.trust import UNKNOWN, Origin, calls_of
 from quintet.system.user_code import known_arguments, no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
@@ -58,7 +59,10 @@ LEAST_BOUND = 1_000
 
 _EXPORT = registry.Late("quintet.export.make:export")  # makes exports, in a room above policies
 
-_UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
+_UNFIT = (
+    *(LookupError, TypeError, AttributeError, ValueError),
+    *(RuntimeError, ArithmeticError, AssertionError),
+)
 """Errors of an invalid description, including those of Gymnasium's checks."""
 
 
@@ -131,12 +135,9 @@ class Policy:
         self.env = EnvConfig(**description["env"])
         self.publication = as_trained(publication)
         model = ModelConfig(**description["model"])
-        self._calls = (
-            Call("env", self.env.id, self.env.kwargs),
-            Call("model.encoder", model.encoder, model.encoder_kwargs),
-            *calls_of({"env.curriculum": self.env.curriculum}),
-        )
-        origin.check(self._calls[1])
+        own = {f"env.{name}": x for name, x in self.env}
+        self._calls = calls_of(own | {f"model.{name}": x for name, x in model})
+        origin.check(next(call for call in self._calls if call.option == "model.encoder"))
         memory.require(weights_bytes(model, self.spaces), "its network", "use another policy")
         known = description.get("threads") or (None if uses_pictures(model, self.spaces) else 1)
         self.threads = threads or (known and min(known, usable_cores()))
@@ -152,7 +153,6 @@ class Policy:
         self.critic_leaves = critic_leaves(model, self.spaces)
         self._value_remembers = model.core != "none"
         self.leaves: list[Leaf] = [x for x in self._every if x.path not in self.critic_leaves]
-        self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator("cpu")
         self.generator.seed()
 
@@ -196,10 +196,8 @@ class Policy:
         actor = self.actor
         with OwnTorch(self.threads):
             first = self._is_first(is_first, state, tensors)
-            noise = None
-            if not deterministic:
-                noise = actor.draw_noise(1, first.shape[0], self.generator)[0]
-            out = actor.act(tensors, self._state(state, first.shape[0]), first, noise)
+            noise = None if deterministic else actor.draw_noise(1, len(first), self.generator)[0]
+            out = actor.act(tensors, self._state(state, len(first)), first, noise)
         packed = out.env_action.numpy()
         action = spaces.unpack_action(self._own.action, packed[0] if single else packed)
         return action, out.state
@@ -256,12 +254,12 @@ class Policy:
     @cached_property
     def actor(self) -> Actor:
         """The actor of `act`, which is built when it is first used."""
-        return self._loaded(Compute(records=()))
+        return self.recorder()
 
     @cached_property
     def player(self) -> Actor:
         """The actor for evaluations, which records the entropy of its distribution."""
-        return self._loaded(Compute(records=("entropy",)))
+        return self.recorder("entropy")
 
     def player_on(self, device: str) -> Actor:
         """`player`, computing on `device`; rows, actions and state are on the CPU.  A policy with
@@ -270,22 +268,18 @@ class Policy:
         private = self.player.initial_state(1).keys() - self.player.state_specs
         if device == "cpu" or private:
             return self.player
-        actor = self._loaded(Compute(act_on=device, records=("entropy",)))
+        actor = self.recorder("entropy", act_on=device)
         return GpuActor(SharedGpuActor(actor, torch.device(device)))
 
     @cached_property
     def _valuer(self) -> Actor:
-        return self._loaded(Compute(records=("value",)))
+        return self.recorder("value")
 
-    def recorder(self, *records: Recorded) -> Actor:
+    def recorder(self, *records: Recorded, act_on: str = "cpu") -> Actor:
         """A new actor with the policy's weights that records these, where its learner has them."""
-        return self._loaded(Compute(records=records))
-
-    def _loaded(self, compute: Compute) -> Actor:
-        """An actor with the policy's weights."""
         try:
             with OwnTorch():
-                actor: Actor = self._make_actor(compute)
+                actor: Actor = self._make_actor(Compute(act_on=act_on, records=records))
                 actor.load(self.publication)
         except RuntimeError as error:
             raise misfit(self.description["model"]["encoder"], error) from error
@@ -333,27 +327,28 @@ class Policy:
                 f"an observation must have the leaves {required}, got {sorted(given)}{how}"
             )
         arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in leaves}
-        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in leaves}
+        extra = set[int]()  # axes before those of a leaf
         for leaf in leaves:
-            x, more = arrays[leaf.path], extra[leaf.path]
+            x = arrays[leaf.path]
+            extra.add(more := x.ndim - len(leaf.shape))
             if more not in (0, 1) or x.shape[more:] != leaf.shape:
                 raise QuintetError(
                     f"observation leaf {leaf.path!r} must be of shape {leaf.shape}, or [B, "
                     f"...] of it, got shape {x.shape}; the policy's space is "
                     f"{self._own.observation}"
                 )
-            begins = np.cumsum([0, *self._choices[:-1]])
-            if leaf.path == ACTION_MASK and not np.logical_or.reduceat(x, begins, -1).all():
+            if leaf.path == ACTION_MASK and not possible(x, self.spaces.action).all():
                 raise QuintetError(
                     f"{ACTION_MASK} must allow at least one action in each choice, of sizes "
-                    f"{self._choices}, got {x}; where an episode has ended, allow all"
+                    f"{spaces.mask_sizes(self.spaces.action)}, got {x}; where an episode has "
+                    "ended, allow all"
                 )
-        if len({*extra.values()}) > 1:
+        if len(extra) > 1:
             raise QuintetError(
                 "the leaves of an observation must all be of one observation, or all be batches "
                 f"[B, ...], got shapes { {path: x.shape for path, x in arrays.items()} }"
             )
-        single = 0 in extra.values()
+        single = 0 in extra
         sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
         if len({*sizes.values()}) > 1 or 0 in sizes.values():
             raise QuintetError(
@@ -398,9 +393,9 @@ class Policy:
         folder, other = files.given_path(folder), ""
         if any(folder.glob("learner*.safetensors")):  # learner_0 of several policies
             other = "is a checkpoint of a run, which could then not resume"
-        elif (folder / "manifest.json").exists():
-            pass
-        elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        elif not (folder / "manifest.json").exists() and (
+            folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
+        ):
             other = "holds something else, which saving would remove"
         if other:
             raise CheckpointError(
@@ -421,15 +416,7 @@ class Policy:
         observations: "Observations" = "environment", env: Any = None, tolerance: float = 1e-5,
     ) -> "Verified":  # fmt: skip
         """Writes the policy for use without quintet; see `quintet.export.make.export`."""
-        made: Verified = _EXPORT.get()(
-            self,
-            folder,
-            format,
-            steps=steps,
-            observations=observations,
-            env=env,
-            tolerance=tolerance,
-        )
+        made: Verified = _EXPORT(self, folder, format, steps, observations, env, tolerance)
         return made
 
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
@@ -504,11 +491,10 @@ def load(
                 f"model.encoder must be the one that the policy in {found.path} was trained with, "
                 f"{named!r}; got {given!r}; leave it out, or correct it"
             )
-        again: dict[str, str] = {}
-        if given is not None:
+        else:
             description = {**description, "model": {**description["model"], "encoder": given}}
-            again["model.encoder"] = given
-        origin = Origin(str(found.path), None if trust else found.not_own, calls_of(again))
+        again = calls_of({"model.encoder": given})  # none without a name
+        origin = Origin(str(found.path), None if trust else found.not_own, again)
         policy = Policy(description, publication, origin, threads, first_state(found))
         _ = policy.actor  # fails if the weights don't fit
         return policy

@@ -96,8 +96,7 @@ class PopulationConfig(Options):
         return self.size > 1
 
     def start(self, budget: int) -> int:
-        """env_steps of a policy before its first consideration; budget: env_steps of all
-        policies."""
+        """env_steps of a policy before its first consideration; budget: of all policies."""
         given = self.start_env_steps
         return budget // self.size // 10 if given is None else given
 
@@ -114,13 +113,13 @@ class PopulationConfig(Options):
     def _options_go_together(self) -> "PopulationConfig":
         if self.assignment == "agent" and self.pbt and self.several:
             raise ValueError(
-                "population.assignment=agent must have population.pbt=false, got true: "
-                "policies of different agents can't be ranked; add population.pbt=false"
+                "population.assignment=agent can't have population.pbt: policies of different "
+                "agents can't be ranked; add population.pbt=false"
             )
         if self.several and self.pbt and math.ceil(self.replace_frac * self.size) == self.size:
             raise ValueError(
-                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of the "
-                f"best, got all {self.size} (rounded up), so that none would change: lower it"
+                f"replace_frac={self.replace_frac:g} makes all {self.size} policies (rounded up) "
+                "count as best, so none would change: lower it"
             )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")
@@ -147,8 +146,8 @@ class SelfPlayConfig(Options):
             ),
         ),
     )
-    """fraction of games in which past weights play all agents but one, and only that agent's steps
-    are learned from and counted; 0: the newest weights play all agents
+    """fraction of games in which past weights play all agents but one; only that one's steps are
+    learned from and counted; 0: the newest weights play all agents
     """
     versions: Count = option(10, needs="self_play.past_frac > 0")
     """number of past weights that are kept, the newest ones"""

@@ -185,6 +185,7 @@ def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str,
 
 
 def _mutated(name: str, x: float, rules: Rules, rng: np.random.Generator) -> float:
+    """The value, or by chance the first one or one a factor away."""
     config, first = rules.config, rules.first[name]
     if rng.random() >= config.mutation_rate:
         return x

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from quintet.observe.metrics import ENV
@@ -62,8 +62,7 @@ class Record:
         self._sums: deque[_Sums] = deque()
 
     def add(self, env_steps: int, episodes: Sequence["Episode"]) -> None:
-        """Adds episodes that its own weights began; env_steps: the policy's env_steps after
-        them."""
+        """Adds episodes that its own weights began; env_steps: of the policy, after them."""
         self.env_steps = env_steps
         if episodes:
             judged = [each.success for each in episodes if each.success is not None]
@@ -84,8 +83,7 @@ class Record:
         self._sums.clear()
 
     def span(self, name: str, episodes: int) -> int | None:
-        """The number of newest env_steps that contain this many episodes; None if there are too
-        few."""
+        """The number of newest env_steps with this many episodes; None if there are too few."""
         counted = 0
         for sums in reversed(self._sums):
             counted += self._parts(name, sums)[1]
@@ -114,7 +112,7 @@ class Record:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restores the result of `save`."""
         self.env_steps, self.since = saved["env_steps"], saved["since"]
-        self._sums = deque(replace(_Sums(*each[:6]), own=tuple(each[6:])) for each in saved["sums"])
+        self._sums = deque(_Sums(*(*each[:6], tuple(each[6:]))) for each in saved["sums"])
 
 
 def compared(records: Sequence[Record], name: str, window: int, least: int) -> list[float | None]:

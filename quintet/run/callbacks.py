@@ -142,8 +142,7 @@ class UserCalls:
         self.raised: BaseException | None = None
 
     def ask(self, function: Callable[..., object] | None, *given: object) -> None:
-        """Calls a function, unless one has raised an error; its True, or its error, stops the
-        run."""
+        """Calls a function, unless one has raised an error; a True or an error stops the run."""
         if function is None or self.raised is not None:
             return
         try:

@@ -20,14 +20,14 @@ def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> st
     metrics in it.
     """
     own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
-    env_id, told = config.env.id, _score(config, own)
+    env_id, score = config.env.id, _score(config, own)
     absent = "not known" if config.eval.episodes else "not evaluated (`eval.episodes 0`)"
     options = {k: x for k, x in sorted(config.flat().items()) if k not in OWN}
     rows = {
         "learner": config.algo,
         "environment": f"`{env_id}` (backend {config.env.backend})",
         "env_steps": f"{report.get('env_steps', 0.0):,.0f} of {config.total_env_steps:,}",
-        "score": told or absent,
+        "score": score or absent,
         "seed": str(config.seed),
         "quintet": provenance.own_version(),
     }
@@ -61,6 +61,7 @@ quintet, as ONNX for instance.
 
 
 def _header(config: RunConfig, own: Mapping[str, float]) -> dict[str, Any]:
+    """The card's metadata for a model hub, with the evaluation's return if there is one."""
     env_id = str(config.env.id)  # exactly, since YAML takes no subclass
     header: dict[str, Any] = {
         "library_name": "quintet",

@@ -52,7 +52,7 @@ class Evaluations:
             self.elsewhere = f"{id_} {final_said(self.env.config.curriculum)}"
         self.evaluated_steps = 0
         self._seconds = 0.0
-        self._told = self._apart_told = False
+        self._cut_reported = self._gap_reported = False
 
     @property
     def _device(self) -> str:
@@ -76,6 +76,7 @@ class Evaluations:
         return self.config.eval.episodes > 0 and self.evaluated_steps < env_steps
 
     def due(self, env_steps: int, wall_s: float) -> bool:
+        """Whether to evaluate now: at each interval and at the end, if the time allows."""
         config = self.config.eval
         if config.episodes == 0:
             return False
@@ -87,12 +88,12 @@ class Evaluations:
 
     def compare(self, scores: "Scores", sampled: Sequence[float], who: str) -> None:
         """Reports once if greedy actions score far less than training's actions."""
-        if self._apart_told or self.elsewhere or not self.config.eval.greedy:
+        if self._gap_reported or self.elsewhere or not self.config.eval.greedy:
             return
-        told = far_apart(scores, sampled)
-        if told is not None:
-            self._apart_told = True
-            self.say(f"{who}{told}")
+        notice = far_apart(scores, sampled)
+        if notice is not None:
+            self._gap_reported = True
+            self.say(f"{who}{notice}")
 
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
@@ -132,8 +133,8 @@ class Evaluations:
                 f"episode in {config.episodes} games; raise eval.episodes"
             )
             return None
-        if scores.cut_told and not self._told:
-            self._told = True  # the metric goes on telling it
+        if scores.cut_told and not self._cut_reported:
+            self._cut_reported = True  # the metric goes on telling it
             self.say(f"evaluation: {scores.cut_told}; eval.max_steps is the bound")
         return scores
 

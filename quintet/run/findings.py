@@ -59,7 +59,7 @@ class Findings:
         self._passed, self._next = 0, _FIRST_ROWS  # env_steps
         self._last = max(_LEAST_ROWS, int(_FRAC * config.total_env_steps))
         self._looks = list(_LOOKS)
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def judged(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """The parts of the learner whose state is shown: those that the user does not know."""
@@ -79,8 +79,7 @@ class Findings:
         self._say_choices(self._chosen, env_steps)
 
     def rows(self, batch: Batch, env_steps: int) -> None:
-        """Says the doubts that the batches so far show, at a few moments of the run's first
-        tenth."""
+        """Says the doubts that batches show so far, at a few moments of the run's first tenth."""
         if not self._passed:
             self._warn_of_precision(batch)
         evidence, rollout = self._evidence, batch.rollout
@@ -148,9 +147,9 @@ class Findings:
             values = x.flatten(0, 1).numpy(force=True)
             if values.size:
                 ends = values.min(0), values.max(0)
-                lost = coarse(name, *ends, self.spaces, normalized=name in normalized)
-                if lost is not None:
-                    self.log.warn(lost)
+                rounding = coarse(name, *ends, self.spaces, normalized=name in normalized)
+                if rounding is not None:
+                    self.log.warn(rounding)
 
     def _say_choices(self, chosen: Chosen, env_steps: int) -> None:
         doubts = self._new(evaluate("choices", chosen))
@@ -164,8 +163,8 @@ class Findings:
         new = [
             each
             for each in found
-            if (each.name, each.subject) not in self._said
+            if (each.name, each.subject) not in self._reported
             and not is_known(self.config.doctor.known, each.name, each.subject)
         ]
-        self._said |= {(each.name, each.subject) for each in found}
+        self._reported |= {(each.name, each.subject) for each in found}
         return new

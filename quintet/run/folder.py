@@ -66,15 +66,15 @@ class RunFolder:
         self.log: LogFile | None = None
         self.sources: Mapping[str, str] = {}  # origins of the options' values, for run.json
         self.revision: str | None = None  # version of the user's code, for run.json
-        self._open: OpenFolder | None = None
-        self._named_damaged: set[str] = set()
-        self._record: dict[str, Any] = {}
+        self._handle: OpenFolder | None = None  # kept open, to notice another folder in its place
+        self._damage_reports: set[str] = set()  # messages that were given
+        self._fields: dict[str, Any] = {}  # entries of run.json beside its state
 
     def open(self) -> None:
         """Makes the folder if it is missing, and keeps a handle of it."""
         with self._writing():
             files.make_folder(self.path)
-            self._open = OpenFolder(self.path)
+            self._handle = OpenFolder(self.path)
             checkpoint.clean_temporary(self.checkpoints)
             checkpoint.clean_temporary(self.path)
 
@@ -96,8 +96,8 @@ class RunFolder:
 
     def check(self) -> None:
         """Raises CheckpointError if the folder was moved or removed since it was opened."""
-        assert self._open is not None
-        self._open.check()
+        assert self._handle is not None
+        self._handle.check()
 
     def open_log(self) -> LogFile:
         """Opens ``log.txt``; new lines follow the lines of earlier starts."""
@@ -148,6 +148,7 @@ class RunFolder:
         return f"The offending batch is kept in {place}; {good}"
 
     def _write_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
+        """Writes ``failed_batch``; returns its place, or why there is none."""
         tensors: dict[str, Tensor] = {}
         batch = batch.source or batch  # the copy on the CPU
         for name in (field.name for field in dataclasses.fields(batch)):
@@ -163,8 +164,7 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Sets aside the checkpoints after `than`, not exact or damaged; returns a note for
-        each."""
+        """Sets aside inexact or damaged checkpoints after `than`; returns a note for each."""
         notes = []
         for name in manifest.numbered(self.checkpoints):
             if int(name) > int(than.name):
@@ -180,8 +180,8 @@ class RunFolder:
         """Calls `checkpoint.prune`; each damaged checkpoint is reported once."""
 
         def once(message: str) -> None:
-            if message not in self._named_damaged:
-                self._named_damaged.add(message)
+            if message not in self._damage_reports:
+                self._damage_reports.add(message)
                 warn(message)
 
         checkpoint.prune(self.checkpoints, keep, protect, once)
@@ -189,22 +189,20 @@ class RunFolder:
     # run.json
 
     def begin_record(self, system: Mapping[str, str], evaluated: str = "") -> None:
-        """Writes the ``run.json`` of a run that begins or resumes; `evaluated`: where it is
-        evaluated.
-        """
+        """Writes ``run.json`` as a run begins or resumes; `evaluated`: where it is evaluated."""
         sources = run_record.first_sources(self.path, self.sources)
-        self._record = {"revision": self.revision, "system": dict(system), "sources": sources}
-        self._record["choices"] = [each.model_dump() for each in self.choices]
+        self._fields = {"revision": self.revision, "system": dict(system), "sources": sources}
+        self._fields["choices"] = [each.model_dump() for each in self.choices]
         if evaluated:
-            self._record["evaluated_in"] = evaluated
+            self._fields["evaluated_in"] = evaluated
         with self._writing(run_record.FILE):
             self._write_record("running", None, None)
 
     def add_choices(self, doubts: Sequence[Finding], env_steps: int) -> None:
         """Adds doubtful choices to ``run.json``."""
-        if doubts and self._record:
-            told = [as_choice(each) | {"env_steps": env_steps} for each in doubts]
-            self._record["choices"] += told
+        if doubts and self._fields:
+            choices = [as_choice(each) | {"env_steps": env_steps} for each in doubts]
+            self._fields["choices"] += choices
             with suppress(OSError):  # a full disk, as the next checkpoint tells
                 self._write_record("running", None, None)
 
@@ -238,7 +236,7 @@ class RunFolder:
                 trace = short("".join(traceback.format_exception(error)).rstrip())
                 whole = f"the run ended by an error: {trace}\n{detail}".rstrip()
             self.log.write(f"{whole}\n")
-        if not self._record:
+        if not self._fields:
             return
         with suppress(CheckpointError, OSError):
             self.check()
@@ -250,13 +248,13 @@ class RunFolder:
 
     def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        said = {"state": state, "at": now, "env_steps": env_steps, "error": error, **self._record}
+        said = {"state": state, "at": now, "env_steps": env_steps, "error": error, **self._fields}
         files.write_whole(self.path / run_record.FILE, json.dumps(said, indent=1).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the folder; may be called more than once."""
         if self.log is not None:
             self.log.close()
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None

@@ -1,6 +1,7 @@
 """Composition root: puts together all parts of a run and trains by its configuration."""
 
 import gc
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from quintet.run.sampling import (
     require_rows,
     row_specs,
 )
-from quintet.run.trainer import BudgetChanged, Trainer
+from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.slots import RowSpecs
@@ -132,11 +133,10 @@ def _run(
 ) -> Result:
     """One start of `run`."""
     with ExitStack() as ends:
-        if budget is not None:
-            budget.run_begins()
+        began = time.monotonic()
         source = open_source(loaded.config, loaded.env)
         if budget is not None:
-            budget.source_opened()
+            budget.run_begins(began)
         if (other := in_this_process(loaded, source.envs[0])) is not loaded:
             source.close()
             loaded, source = other, open_source(other.config, other.env)
@@ -224,31 +224,30 @@ def _unrepeatable(config: RunConfig, source: Source) -> tuple[str, list[str]]:
             found = unrepeatable_apart(env, timeout_s, notes.append)
     if found and config.resume == "exact":
         raise ConfigError(
-            f"resume=exact must have environments whose episodes repeat, got others: {found}; or "
-            "use --resume latest"
+            f"resume=exact needs environments whose episodes repeat: {found}; or use "
+            "--resume latest"
         )
     return found, notes
 
 
 def _make_policies(
     config: RunConfig, spaces: Spaces, folder: RunFolder
-) -> "tuple[list[PolicyRun], Population | None]":
+) -> "tuple[Sequence[PolicyRun], Population | None]":
     """The policies of a run, and the population that they are, if any."""
     require_networks(config, spaces)
     if not config.population.several:
-        return make_policies(config, [], spaces, folder), None
+        return make_policies(config, spaces, folder), None
     from quintet.run.population import Population
 
     population = Population(config, folder)
-    policies = make_policies(config, population.options, spaces, folder)
-    population.shape(policies)
-    return policies, population
+    population.begin(make_policies(config, spaces, folder))
+    return population.policies, population
 
 
 def _remark(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     """Adds what the user should know of a run before it begins to its warnings and notes."""
     population, first = trainer.saving.population, source.envs[0]
-    warnings = [] if population is None else population.warnings(trainer.policies)
+    warnings = [] if population is None else population.warnings()
     facts = Start(
         loaded,
         trainer.config,
@@ -259,8 +258,8 @@ def _remark(trainer: Trainer, loaded: Loaded, source: Source) -> None:
         through_host(trainer.config, first, trainer.policies[0].plan),
     )
     for remark in evaluate("start", facts):
-        told = trainer.saving.warnings if remark.weight else trainer.saving.notes
-        told.append(remark.said)
+        remarks = trainer.saving.warnings if remark.weight else trainer.saving.notes
+        remarks.append(remark.said)
 
 
 def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:
@@ -296,8 +295,6 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         trainer.open()
         with no_exit():
             yield
-    except BudgetChanged:
-        raise
     except _GoesBack as back:  # going back may be refused; the new start says that it runs
         steps = trainer.counters.env_steps
         trainer.folder.end_record("failed", steps, back.__cause__, in_log=False)
@@ -353,8 +350,8 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         exact = _goes_back_exactly(trainer)
         damaged = trainer.folder.damaged_exact() if exact else []
         exact = exact and not damaged
-        which = "exact checkpoint" if exact else "checkpoint"
-        trainer.log.warn(f"{error}; going back to the last {which}")
+        kind = "exact checkpoint" if exact else "checkpoint"
+        trainer.log.warn(f"{error}; going back to the last {kind}")
         if damaged:
             trainer.log.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         raise _GoesBack("exact" if exact else "latest") from error

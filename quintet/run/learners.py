@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
-from pydantic import BaseModel
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, Setup
@@ -78,10 +77,8 @@ def make_learners(config: RunConfig, spaces: Spaces) -> "Learners":
     return Learners(spec)
 
 
-def make_policies(
-    config: RunConfig, options: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
-) -> list[PolicyRun]:
-    """The policies of a run; `options`: one for each policy of a population."""
+def make_policies(config: RunConfig, spaces: Spaces, folder: RunFolder) -> list[PolicyRun]:
+    """The policies of a run."""
     runtime, count = config.runtime, config.population.size
     policies = []
     for index in range(count):
@@ -92,8 +89,6 @@ def make_policies(
             learner = make_learners(config, spaces)
         own = PolicyFolder(folder, index, count)
         policies.append(PolicyRun(learner, config, spaces, own, batch_device(runtime, index)))
-    for policy, tuned in zip(policies, options, strict=bool(options)):
-        policy.configure(tuned)
     return policies
 
 

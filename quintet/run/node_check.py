@@ -63,15 +63,14 @@ def questions(
 
 
 def main() -> int:
-    """Answers with versions and processor of the node, or with why it can't have this
-    work; returns 0.
-    """
+    """Answers with the node's versions and processor, or why it can't have the work; returns 0."""
     payload, tell = work.receive()
     tell(_answer(pickle.loads(payload)))
     return 0
 
 
 def _answer(check: Check) -> dict[str, Any]:
+    """The node's ``facts``, or the ``fault`` for which it can't have the run."""
     from quintet.cluster.node import refusal
     from quintet.jobs import user_state
     from quintet.options.facts import spaces_of

@@ -38,8 +38,7 @@ class PolicyFolder:
         self.path = run.path / policy_prefix(index, num_policies)
 
     def open(self) -> None:
-        """Makes the folder, or removes unfinished files from it, inside the open folder of the
-        run."""
+        """Makes the folder inside the run's open folder, or removes unfinished files from it."""
         self.path.mkdir(exist_ok=True)
         checkpoint.clean_temporary(self.path)
 

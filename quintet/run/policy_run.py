@@ -75,7 +75,6 @@ class PolicyRun:
     best_cut_at: the step limit that cut some of its episodes; None: none was cut.
     longest_episode: env_steps of the longest episode that ended; 0 before the first.
     scores: ``eval/*`` of the last evaluation that was not yet reported.
-    numbers: names of the environment's own numbers.
     reward_shaping: weights of rewards in environments while it plays, by sorted name;
         empty: the configuration's.
     """
@@ -91,12 +90,12 @@ class PolicyRun:
         self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
         self.device = device
         self.counters = PolicyCounters()
-        self.numbers = config.env.metric_names
-        self.episodes = EpisodeStats(names=self.numbers)
+        numbers = config.env.metric_names
+        self.episodes = EpisodeStats(names=numbers)
         self.longest_episode = 0
         self.own_state = b""  # the first environment's, see `Saving.look_at_environments`
         longest = MOST_WINDOWS * config.population.window(config.total_env_steps)
-        self.record = Record(longest, self.numbers)
+        self.record = Record(longest, numbers)
         self.replay: RunReplay | None = None
         self.best: float | None = None
         self.best_cut_at: int | None = None
@@ -175,8 +174,7 @@ class PolicyRun:
 
     @property
     def reported(self) -> float | None:
-        """The policy's objective in the last report that had it, unless it is an objective of
-        episodes."""
+        """The objective in the last report that had it, unless it is an objective of episodes."""
         return self._reported.get(signed(self.config.population.objective)[0])
 
     @property
@@ -201,14 +199,12 @@ class PolicyRun:
         self._own_since, self.scores, self._reported = self.learner.version, {}, {}
 
     def fault(self, whole: bool = False) -> str | None:
-        """Sign of divergence in its weights or statistics; `whole`: also in what only learning
-        needs.
-        """
+        """Sign of divergence in weights or statistics; `whole`: also in those only for learning."""
         try:
-            held = (self.learner.save() if whole else self.learner.publication()).tensors
+            tensors = (self.learner.save() if whole else self.learner.publication()).tensors
         except NonFiniteError as error:
             return str(error)
-        found = not_finite(held, self.config.model.encoder)
+        found = not_finite(tensors, self.config.model.encoder)
         if found is None:
             return None
         updates = self.learner.updates
@@ -222,21 +218,23 @@ class PolicyRun:
         self.scores = scores.reported()
         if not self.config.checkpoint.save_best:
             return ""
-        score = _chosen_by(self.config.checkpoint.best_by, self.scores)
-        if score is None:
+        name, sign = signed(self.config.checkpoint.best_by)
+        found = self.scores.get(name, self.scores.get(f"eval/{name}"))
+        if found is None:
             if self.best is None:
                 raise ConfigError(
                     f"checkpoint.best_by must be a metric of evaluations, {', '.join(self.scores)},"
                     f" got {self.config.checkpoint.best_by}: correct it"
                 )
             return ""
+        score = sign * found
         was, longest = self.best_cut_at, int(scores.lengths.max())
-        apart = self.best is not None and was is not None and longest > was
-        if self.best is None or apart or score > self.best:
+        incomparable = self.best is not None and was is not None and longest > was
+        if self.best is None or incomparable or score > self.best:
             cut = scores.max_steps if scores.cut_episodes else None
             self.folder.write(BEST, policy, score=score, cut=cut)
             self.best, self.best_cut_at = score, cut
-        if not apart:
+        if not incomparable:
             return ""
         return (
             f"this evaluation's policy counts as the best, since returns can't be compared: the "
@@ -253,8 +251,7 @@ class PolicyRun:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Adds the policy's index, if it is one of several, to errors about divergence in the
-        block."""
+        """Adds the policy's index, if there are several, to errors of divergence in the block."""
         try:
             yield
         except NonFiniteError as error:
@@ -327,18 +324,18 @@ class PolicyRun:
             self._reported_objective = part["reported_objective"]
         self.best, self.best_cut_at = part["best"], cut_at(part)
         ended = run.env_steps >= self.config.total_env_steps
-        told = []
+        notes = []
         if (fault := self.folder.best_fault(part)) is not None:
             after = "use the final one" if ended else "the next evaluation writes it again"
-            told.append(f"the best policy is lost ({fault}); {after}")
+            notes.append(f"the best policy is lost ({fault}); {after}")
         if not ended and self.best is not None and (other := self._evaluated_otherwise(found)):
-            told.append(
+            notes.append(
                 f"the best score so far, {self.best:,.4g}, is of {other}; the next evaluation "
                 "chooses the best policy"
             )
-        if told and not ended:
+        if notes and not ended:
             self.best = self.best_cut_at = None
-        return told
+        return notes
 
     def take_newer_best(self, found: Checkpoint) -> None:
         """Takes the score of a policy in ``best/`` that is newer than the checkpoint, as after a
@@ -367,8 +364,7 @@ class PolicyRun:
         return f"evaluations with another eval.{changed[0]}" if changed else ""
 
     def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
-        """Refuses other spaces: a leaf of equal size would be fed to the weights of another
-        leaf."""
+        """Refuses other spaces: a leaf of equal size would get the weights of another leaf."""
         for what, (was, now) in other_spaces(saved, self.description).items():
             raise CheckpointError(
                 f"{self.config.env.id} must have the run's {what} {was}, got {now}: restore the "
@@ -405,14 +401,6 @@ class PolicyRun:
         return report
 
 
-def _chosen_by(objective: str, scores: Mapping[str, float]) -> float | None:
-    """The number of an evaluation by which the best policy is chosen, the higher the better; None
-    if it has none."""
-    name, sign = signed(objective)
-    found = scores.get(name, scores.get(f"eval/{name}"))
-    return None if found is None else sign * found
-
-
 def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
     """Objectives by which policies are ranked; None: not yet known; -inf: not finite."""
     first = policies[0].config
@@ -427,8 +415,7 @@ def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
 
 
 def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuses saved values of a learner whose types differ from its own; KeyError if one is
-    missing."""
+    """Refuses saved values of other types than the learner's own; KeyError if one is missing."""
     for name, now in own.items():
         was = saved[name]
         # A value that begins as None may have been set, but not to a text.

@@ -20,11 +20,7 @@ from quintet.system import files
 
 @final
 class Population:
-    """Tunes the hyperparameters of the policies of one run.
-
-    options: the learner's options of each policy at the start; the caller sets them in the
-        policies.
-    """
+    """Tunes the hyperparameters of the policies of one run, from `begin` on."""
 
     def __init__(self, config: RunConfig, folder: RunFolder):
         own = config.population
@@ -37,19 +33,26 @@ class Population:
             own.period(total),
             generator_seed(config.seed, Role.POPULATION, 0),
         )
-        self.options = [with_values(config.learner, each) for each in self.controller.values]
+        self.policies: Sequence[PolicyRun] = ()
         self._late_env_steps = self.controller.start + self.controller.period
         self._told_of_missing = set[tuple[int, ...]]()
 
-    def shape(self, policies: Sequence[PolicyRun]) -> None:
-        """Sets each policy's values of reward shaping, if these are tuned."""
+    def begin(self, policies: Sequence[PolicyRun]) -> None:
+        """Gives the policies, which are new, their first options."""
+        self.policies = policies
         for policy, values in zip(policies, self.controller.values, strict=True):
+            policy.configure(with_values(policy.config.learner, values))
+        self.shape()
+
+    def shape(self) -> None:
+        """Sets each policy's values of reward shaping, if these are tuned."""
+        for policy, values in zip(self.policies, self.controller.values, strict=True):
             policy.reward_shaping = shaping_of(self.config.env, values)
 
-    def warnings(self, policies: Sequence[PolicyRun]) -> list[str]:
+    def warnings(self) -> list[str]:
         """Doubts about what is tuned, one sentence each."""
         shaping = [name for name in self.controller.values[0] if name.startswith(SHAPING)]
-        if not (shaping and self.config.population.pbt and policies[0].plan.replay):
+        if not (shaping and self.config.population.pbt and self.policies[0].plan.replay):
             return []
         return [
             f"{self.config.algo} also learns from a replay, whose rewards stay as they were when "
@@ -58,26 +61,25 @@ class Population:
             "ones"
         ]
 
-    def rests(self, batch: Batch, policy: PolicyRun) -> bool:
+    def rests(self, batch: Batch) -> bool:
         """Whether `consider` will do nothing after a batch that its policy has not counted yet."""
-        return not self.controller.due(batch.policy, policy.counters.env_steps + batch.env_steps)
+        before = self.policies[batch.policy].counters.env_steps
+        return not self.controller.due(batch.policy, before + batch.env_steps)
 
-    def consider(
-        self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
-    ) -> bool:
+    def consider(self, batch: Batch, of_run: int, say: Callable[[str], None]) -> bool:
         """Considers the policy that has just learned, if it is time and its objective is new;
         returns whether it was replaced.
 
         of_run: env_steps of all policies.
         """
         index, controller = batch.policy, self.controller
-        policy = policies[index]
+        policy = self.policies[index]
         env_steps = policy.counters.env_steps
         last = of_run >= self.config.total_env_steps
         if not batch.env_steps or last or not controller.due(index, env_steps):
             return False
-        found = objectives(policies)
-        self._tell_of_missing(found, policies, say)
+        found = objectives(self.policies)
+        self._tell_of_missing(found, say)
         several_ranked = sum(x is not None for x in found) > 1
         measured = policy.measured_env_steps >= controller.considered[index]
         if found[index] is None or not several_ranked or not measured:
@@ -86,23 +88,16 @@ class Population:
         copied = decision.donor != index
         options = with_values(policy.config.learner, decision.after)
         if copied:
-            policy.become(policies[decision.donor], options)
+            policy.become(self.policies[decision.donor], options)
         elif decision.after != decision.before:
             policy.configure(options)
-        self.shape(policies)
+        self.shape()
         self.write()
         if copied or decision.after != decision.before:
             say(sentence_of(decision))
         return copied
 
-    def replace(
-        self,
-        index: int,
-        fault: str,
-        policies: Sequence[PolicyRun],
-        of_run: int,
-        warn: Callable[[str], None],
-    ) -> None:
+    def replace(self, index: int, fault: str, of_run: int, warn: Callable[[str], None]) -> None:
         """Makes a diverged policy a copy of a sound one: one with finite weights that has been
         ranked since it diverged itself.  Raises NonFiniteError if there is none, or policies are
         not copied.
@@ -111,11 +106,11 @@ class Population:
         """
         if not self.config.population.pbt:
             raise NonFiniteError(f"policy {index} has diverged: {fault}")
-        found = objectives(policies)
+        found = objectives(self.policies)
         found[index] = -math.inf
         sound = [
             k
-            for k, other in enumerate(policies)
+            for k, other in enumerate(self.policies)
             if k != index
             and (found[k] is not None or self.controller.recovered(k))
             and other.fault(whole=True) is None
@@ -125,25 +120,21 @@ class Population:
                 f"policy {index} has diverged, and no finite policy is left to replace it: {fault}"
             )
         reason = fault.split(";")[0]
-        policy = policies[index]
+        policy = self.policies[index]
         decision = self.controller.replace(
             index, found, sound, (policy.counters.env_steps, of_run), reason
         )
-        policy.become(policies[decision.donor], with_values(policy.config.learner, decision.after))
-        self.shape(policies)
+        options = with_values(policy.config.learner, decision.after)
+        policy.become(self.policies[decision.donor], options)
+        self.shape()
         self.write()
         warn(f"policy {index} has diverged: {reason}; {sentence_of(decision)}")
 
-    def _tell_of_missing(
-        self,
-        found: Sequence[float | None],
-        policies: Sequence[PolicyRun],
-        say: Callable[[str], None],
-    ) -> None:
+    def _tell_of_missing(self, found: Sequence[float | None], say: Callable[[str], None]) -> None:
         """Says once which policies are late with their objective."""
         lacks = tuple(
             k
-            for k, policy in enumerate(policies)
+            for k, policy in enumerate(self.policies)
             if found[k] is None
             and policy.counters.env_steps - policy.record.since >= self._late_env_steps
         )
@@ -151,35 +142,35 @@ class Population:
             return
         self._told_of_missing.add(lacks)
         own = self.config.population
-        which = f" of {own.min_episodes} episodes" if own.of_episodes else ""
+        span = f" of {own.min_episodes} episodes" if own.of_episodes else ""
         say(
-            f"policies {', '.join(map(str, lacks))} have no {own.objective}{which} yet; until they "
+            f"policies {', '.join(map(str, lacks))} have no {own.objective}{span} yet; until they "
             "have, they are neither copied nor replaced"
         )
 
-    def winner(self, policies: Sequence[PolicyRun]) -> str:
+    def winner(self) -> str:
         """A sentence about which policy becomes the run's own at the end, and why."""
-        name, best = self.config.population.objective, leader(policies).folder.index
-        found = [finite(x) for x in objectives(policies)]
-        told = f"policy {best} is the run's policy"
+        name, best = self.config.population.objective, leader(self.policies).folder.index
+        found = [finite(x) for x in objectives(self.policies)]
+        choice = f"policy {best} is the run's policy"
         if found[best] is None:
-            return f"{told}: no policy has a finite {name}, so it is the first"
+            return f"{choice}: no policy has a finite {name}, so it is the first"
         shown = ["none" if x is None else f"{x:.4g}" for x in found]
         others = ", ".join(f"policy {k} has {x}" for k, x in enumerate(shown) if k != best)
-        return f"{told}: it has the highest {name}, {found[best]:.4g} ({others})"
+        return f"{choice}: it has the highest {name}, {found[best]:.4g} ({others})"
 
-    def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:
+    def metrics(self) -> list[dict[str, float]]:
         """Metrics of each policy, by declared name without prefix."""
-        told = []
-        for index, objective in enumerate(objectives(policies)):
+        by_policy = []
+        for index, objective in enumerate(objectives(self.policies)):
             found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}
             mine = [e for e in self.controller.events if e["policy"] == index]
             copies = sum(e.get("donor", index) != index for e in mine)
             found["population/copies"] = float(copies)
             if objective is not None:
                 found["population/objective"] = objective
-            told.append(found)
-        return told
+            by_policy.append(found)
+        return by_policy
 
     def write(self) -> None:
         """Writes all decisions to the run's folder."""

@@ -65,7 +65,7 @@ class Reports:
         self.parts = registry.find(config.algo).judged(learner, spaces)
         self.machine = MachineUse()
         self.growth = Growth()
-        self._looked = False
+        self._missing, self._episodes = config.env.metric_names, 0.0
         self.sampling: Callable[[], dict[str, float]] = dict
         self.own: Callable[[dict[str, float]], dict[str, float]] = lambda _: {}
         self.last: dict[str, float] = {}
@@ -129,9 +129,9 @@ class Reports:
             report["throughput/env_steps_per_s"] = rate
         histograms: dict[str, Tensor] = {}
         reports = [policy.report(passed_s) for policy in self.policies]
-        self._look_for_numbers(log)
+        self._look_for_numbers(reports, log)
         if self.population is not None:
-            for own, found in zip(reports, self.population.metrics(self.policies), strict=True):
+            for own, found in zip(reports, self.population.metrics(), strict=True):
                 own |= found
         for index, (policy, own) in enumerate(zip(self.policies, reports, strict=True)):
             prefix = policy_prefix(index, len(self.policies))
@@ -145,25 +145,24 @@ class Reports:
         self.last = self.reporter.write(report, histograms)
         log.update(self.last, self._recent)
 
-    def _look_for_numbers(self, log: RunLog) -> None:
+    def _look_for_numbers(self, reports: Sequence[dict[str, float]], log: RunLog) -> None:
         """Says once which of the environment's own numbers no episode has had so far; raises
         ConfigError where something is chosen by one of them.
         """
-        stats = [policy.episodes for policy in self.policies]
-        if self._looked or sum(each.count for each in stats) < _ENOUGH_EPISODES:
+        seen = {name for own in reports for name in own}
+        missing = tuple(name for name in self._missing if f"{ENV}{name}" not in seen)
+        self._episodes += sum(own.get("episode/count", 0.0) for own in reports)
+        self._missing = missing if self._episodes < _ENOUGH_EPISODES else ()
+        if self._missing or not missing:
             return
-        self._looked = True
-        missing = [name for name in stats[0].missing if all(name in x.missing for x in stats)]
-        if not missing:
-            return
-        told = (
+        fault = (
             f"env.metrics must name numbers in info, got {', '.join(missing)}, which none of the "
-            f"first {sum(each.count for each in stats)} episodes had"
+            f"first {self._episodes:.0f} episodes had"
         )
         for by in (self.config.checkpoint.best_by, self.config.population.objective):
             if signed(by)[0].removeprefix("eval/").removeprefix(ENV) in missing:
-                raise ConfigError(f"{told}, and policies are chosen by {by}: correct it")
-        log.warn(f"{told}: correct the name unless it comes later")
+                raise ConfigError(f"{fault}, and policies are chosen by {by}: correct it")
+        log.warn(f"{fault}: correct the name unless it comes later")
 
     def _say_growth(self, counters: Counters, log: RunLog) -> None:
         """Reports which processes may use up all memory before the run's end."""

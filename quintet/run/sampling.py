@@ -111,14 +111,14 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 def _settled(
     env: ResolvedEnv,
     make: Callable[[ResolvedEnv], Sequence[VectorEnv]],
-    keys: Callable[[ResolvedEnv], KeysInInfo],
+    keys: Callable[[ResolvedEnv], KeysInInfo] | None,
 ) -> Source:
     """The result of `make` for the environment with its automatic options settled."""
     with ExitStack() as unless_kept:
         source = Source(make(env), env)
         unless_kept.callback(source.close)
         if tensors_of(source.envs[0]) is not None:  # others may take a GPU, or there can be one
-            keys = _no_keys
+            keys = None
         resolved = with_metrics(settled(env, source.spaces), keys)
         if resolved == env or not made_otherwise(env, resolved):
             unless_kept.pop_all()
@@ -126,24 +126,21 @@ def _settled(
     return Source(make(resolved), resolved)
 
 
-def _no_keys(_: ResolvedEnv) -> KeysInInfo:
-    return KeysInInfo()
-
-
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:
+    """Makes the groups of streams; closes those made if a later one fails."""
     streams, size = env.config.num_streams, streams_per_group(config, env)
     if tuned_shaping(config):  # the sampler sets the values in environments of its own process
         env = env.with_options({"num_processes": 1})
-    env = replace(env, trains=True).numbered(first=0)
+    env = env.numbered(first=0)
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
     if env.backend.on_device and not host_needed(config):
         how = how._replace(device=tensors_device(config.runtime))
     made: list[VectorEnv] = []
-    with ExitStack() as unless_all:
+    with ExitStack() as on_failure:
         for first in range(0, streams, size):
             made.append(make_streams(env, size, how._replace(first_stream=first)))
-            unless_all.callback(made[-1].close)
-        unless_all.pop_all()
+            on_failure.callback(made[-1].close)
+        on_failure.pop_all()
     return made
 
 
@@ -285,7 +282,7 @@ def _worker_spec(
     assert runtime.actor_threads is not None
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     return WorkerSpec(
-        make_env=partial(_make_place, replace(source.env, trains=True)),
+        make_env=partial(_make_place, source.env),
         make_actor=make_actor,
         spaces=source.spaces,
         plan=plan,
@@ -370,6 +367,7 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
 
 
 def _server(config: RunConfig, spaces: Spaces) -> "ServerOptions":
+    """The inference server's options; raises ConfigError if its batches are too small."""
     from quintet.runtime.processes.messages import ServerOptions
 
     runtime = config.runtime

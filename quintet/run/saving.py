@@ -107,9 +107,7 @@ class Saving:
         said: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> Path:
-        """Writes a checkpoint and removes older ones that are not kept; `said`: further entries of
-        its meta.
-        """
+        """Writes a checkpoint and prunes older ones; `said`: further entries of its meta."""
         begin = time.perf_counter()
         milestone = self._is_milestone(counters)
         counters.checkpoint_iteration = counters.iteration
@@ -192,7 +190,7 @@ class Saving:
             queue.dropped_columns = columns
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
-        """Resumes from the folder's newest checkpoint; None where the run begins.  Raises
+        """Resumes from the folder's newest checkpoint; None for a new run.  Raises
         CheckpointError if none that fits can be read, ConfigError if the budget is smaller than the
         steps trained.
         """
@@ -200,9 +198,9 @@ class Saving:
         passed_over: list[str] = []
         found = self.folder.newest(exact, passed_over.append)
         steps = 0 if found is None else found.meta.get("env_steps") or 0
-        lost = None if exact else run_record.lost(self.folder.path, steps)
-        if lost is not None and not passed_over:
-            self.warnings.append(f"{lost}; what came after is trained again")
+        loss = None if exact else run_record.lost(self.folder.path, steps)
+        if loss is not None and not passed_over:
+            self.warnings.append(f"{loss}; what came after is trained again")
         if found is None:
             return None, loop.Counters()
         self.warnings += passed_over
@@ -236,13 +234,14 @@ class Saving:
         return found, counters
 
     def _load(self, found: Checkpoint) -> loop.Counters:
+        """Puts the run into a checkpoint's state; returns the counters."""
         meta, asked = found.meta, self.config.total_env_steps
         require_same(found.path, meta.get(saved_options.CONFIG, {}), self.options)
         for policy in self.policies:
             self.warnings += policy.load(found)
         if self.population is not None:
             self.population.controller.load(meta["population"])
-            self.population.shape(self.policies)
+            self.population.shape()
         if self.past is not None:
             self.past.load(found.tensors, meta["self_play"])
         for policy in self.policies:
@@ -274,9 +273,7 @@ class Saving:
         return counters
 
     def _changed_rounding(self, found: Checkpoint) -> bool:
-        """Whether the run resumes with other rounding, which is reported; ``resume=exact`` refuses
-        that.
-        """
+        """Whether the run resumes with other rounding, reported, or refused by ``resume=exact``."""
         was = found.meta.get(saved_options.CONFIG, {})
         changed = [
             f"{name} was {was[name]} and is {self.options[name]}"
@@ -338,7 +335,7 @@ class LongEpisodes:
         """
         self.total_env_steps, self.interval = total_env_steps, interval
         self.max_cut_frac, self._replay_holds = max_cut_frac, replay_holds
-        self._given = set[str]()
+        self._reported = set[str]()
 
     def goes_back_exactly(self, counters: loop.Counters) -> bool:
         """Whether a run can resume from the last exact checkpoint."""
@@ -369,6 +366,6 @@ class LongEpisodes:
                     f"and checkpoint.max_cut_frac={self.max_cut_frac:g} allows {int(most):,} of "
                     f"{budget:,}"
                 )
-        new = {name: text for name, text in found.items() if name not in self._given}
-        self._given |= found.keys()
+        new = {name: text for name, text in found.items() if name not in self._reported}
+        self._reported |= found.keys()
         return new

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
-from quintet.envs.curriculum import Ended, make_curriculum
+from quintet.envs.curriculum import Ended, Levels, make_curriculum
 from quintet.envs.own_state import decoded
 from quintet.envs.tasks import packed, task_text
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.options.run import RunConfig
 from quintet.protocols import DataPlan, Learner
-from quintet.runtime.batch import Episode, known
+from quintet.runtime.batch import known
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Sampling
 from quintet.types import Rollout
@@ -38,11 +38,11 @@ class RunTasks:
         self.values: dict[str, tuple[int, Any]] = {}  # number and value, by name
         self._sampling: Sampling | None = None
         self._names = config.env.metric_names
-        self._text = b""
-        self._said = ""
+        self._text, self._said = b"", ""
         self._running: dict[int, tuple[float, int]] = {}  # sum and rows of scores, by stream
-        self._scored = self.curriculum is not None and self.curriculum.scored
-        if self._scored and not (plan.gives_advantage and config.runtime.num_learners == 1):
+        given, able = self.curriculum, plan.gives_advantage and config.runtime.num_learners == 1
+        self._scored = given if isinstance(given, Levels) and given.scored else None
+        if self._scored is not None and not able:
             raise ConfigError(
                 "env.curriculum of kind levels must have one learner that estimates advantages of "
                 f"whole batches, which {config.algo} does not with these options: give score none, "
@@ -74,40 +74,40 @@ class RunTasks:
         if (curriculum := self.curriculum) is None:
             return
         scores: Any = None
-        if self._scored and (advantage := learner.advantage) is not None:  # type: ignore[attr-defined]
-            scores = self._scores(batch.rollout, advantage)
+        if self._scored is not None and (advantage := learner.advantage) is not None:  # type: ignore[attr-defined]
+            gain = self._scored.score_of(advantage.detach().cpu().double().numpy())
+            scores = self._scores(batch.rollout, gain)
         others = [each for _, own in sorted(batch.others.items()) for each in own]
         for place, each in enumerate((*batch.episodes, *others)):
             here = scores is not None and place < len(batch.episodes) and each.row >= 0
             score = float(scores[each.row, each.column]) if here else None
-            curriculum.ended(self._ended(each, env_steps, score))
+            own = zip(self._names, each.metrics, strict=False)  # an episode may have none
+            metrics = {name: x for name, x in own if not math.isnan(x)}
+            of = each.options, each.return_, each.length, each.success
+            curriculum.ended(Ended(*of, env_steps, score, metrics))
         curriculum.at(env_steps)
         self._tell()
 
-    def _ended(self, episode: Episode, env_steps: int, score: float | None) -> Ended:
-        own = zip(self._names, episode.metrics, strict=False)  # an episode may have none
-        metrics = {name: x for name, x in own if not math.isnan(x)}
-        of = episode.options, episode.return_, episode.length, episode.success
-        return Ended(*of, env_steps, score, metrics)
-
     def _tell(self) -> None:
-        state = None
-        if self.curriculum is not None:
-            state = packed(self.curriculum.state(), "state() of env.curriculum")
-            if (said := self.curriculum.said) != self._said:
-                self._said = said
-                self.say(f"curriculum: {said}")
-        text = task_text(state, self.values)
+        if self.curriculum is not None and (said := self.curriculum.said) != self._said:
+            self._said = said
+            self.say(f"curriculum: {said}")
+        text = self._now()
         if text != self._text and self._sampling is not None:
             self._text = text
             self._sampling.set_task(text)
 
-    def _scores(self, rollout: Rollout, advantage: Tensor) -> Any:
-        """The scores of episodes in the rows in which they end, ``[T, B]``; the sums of the others
-        are kept.
+    def _now(self) -> bytes:
+        """The text that environments are told."""
+        state = None
+        if self.curriculum is not None:
+            state = packed(self.curriculum.state(), "state() of env.curriculum")
+        return task_text(state, self.values)
+
+    def _scores(self, rollout: Rollout, gain: NDArray[np.float64]) -> Any:
+        """The scores of episodes in the rows in which they end, ``[T, B]``, by those of each row;
+        the sums of the others are kept.
         """
-        assert self.curriculum is not None
-        gain = self.curriculum.score_of(advantage.detach().cpu().double().numpy())
         flags = known(rollout)
         valid, firsts = flags.valid.numpy(), rollout.is_first[:-1].cpu().numpy()
         ends = (flags.terminated | flags.truncated).numpy()
@@ -132,13 +132,10 @@ class RunTasks:
 
     def saved(self) -> dict[str, str]:
         """Entries of a checkpoint's meta."""
-        state = None if self.curriculum is None else packed(self.curriculum.state(), "state()")
-        return {_SAVED: task_text(state, self.values).decode()}
+        return {_SAVED: self._now().decode()}
 
     def load(self, meta: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint; raises CheckpointError if it is damaged."""
-        if _SAVED not in meta:
-            return
         try:
             saved = decoded(meta[_SAVED].encode())
             self.values = {str(name): (int(n), x) for name, (n, x) in saved["values"].items()}

@@ -6,11 +6,13 @@ env_steps as the number.
 """
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from quintet.errors import TimeIsOver
 from quintet.observe.pace import Meter
+from quintet.observe.timing import Phase
 from quintet.options.bounds import MOST_STEPS
 
 LEAST_S = 3.0
@@ -30,6 +32,11 @@ _LAST_EVALUATION = 1.02  # share of the time after which the last evaluation is 
 _EVALUATION_SHARE = 0.1  # share of the time that another evaluation may take
 _EXPECTED_SHARE = 0.5  # largest share of the time that is kept for the last evaluation
 _DIGITS = 2
+_NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
+
+
+class BudgetChanged(Exception):
+    """The run begins again, as another number of env_steps, the argument, fits its minutes."""
 
 
 @final
@@ -67,13 +74,9 @@ class TimeBudget:
     _evaluating_at: float = 0.0
     _meter: Meter = field(default_factory=Meter)
 
-    def run_begins(self) -> None:
-        """Called when the run itself begins."""
-        self._began = time.monotonic()
-
-    def source_opened(self) -> None:
-        """Called when the environments of training are made."""
-        self.making_s = time.monotonic() - self._began
+    def run_begins(self, began: float) -> None:
+        """Called when the run itself, which began then, has made the environments of training."""
+        self._began, self.making_s = began, time.monotonic() - began
 
     @property
     def passed_s(self) -> float:
@@ -96,6 +99,23 @@ class TimeBudget:
         kept_s = min(self.evaluation_s, _EXPECTED_SHARE * self.total_s)
         over = self.passed_s + ahead_s + kept_s > self.total_s + SLACK_S
         return over and self.bounded and self.batches >= self.least_batches
+
+    def look(
+        self, steps: int, total: int, seconds: Mapping[Phase, float], say: Callable[[str], None]
+    ) -> None:
+        """Called after every batch from the first update on, before which a run is faster; raises
+        BudgetChanged, at most once, if the run is far too fast or too slow.
+
+        seconds: of the run so far, by phase; say: receives what was seen too late.
+        """
+        if not self.checks:
+            return
+        training = sum(x for phase, x in seconds.items() if phase not in _NOT_TRAINING)
+        fits = self.correction(steps, total, training)
+        if self.said:
+            say(self.said)
+        if fits is not None:
+            raise BudgetChanged(fits)
 
     def evaluation_begins(self) -> None:
         self._evaluating_at = time.monotonic()

@@ -3,8 +3,8 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TextIO, final
@@ -43,18 +43,11 @@ if TYPE_CHECKING:
     from quintet.run.tasks import RunTasks
     from quintet.run.time_budget import TimeBudget
 
-_NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
-
-
-class BudgetChanged(Exception):
-    """The run begins again, as another number of env_steps, the argument, fits the time."""
-
 
 @final
 class Trainer:
     """Directs the policies of one run and its folder while the loop trains.
 
-    max_cut_frac: see `loop.Budget`; set by `open`.
     finished: whether the budget was spent, and no evaluation left out, when the run was opened.
     budget: its time, from which its env_steps follow; None: they were given.
     """
@@ -87,10 +80,9 @@ class Trainer:
         self.saving = Saving(config, folder, policies, self.system, population, self.past)
         self.log = RunLog()
         self.evaluations = Evaluations(config, loaded, self.log.say, self.log.waiting)
-        if self.evaluations.elsewhere:
+        if elsewhere := self.evaluations.elsewhere:
             self.saving.notes.append(
-                f"evaluations, which choose the best policy, are played in "
-                f"{self.evaluations.elsewhere}"
+                f"evaluations, which choose the best policy, are played in {elsewhere}"
             )
         self.reports = Reports(config, policies, env, self.timer, population)
         plan, spaces = policies[0].learner.plan, policies[0].spaces
@@ -99,15 +91,15 @@ class Trainer:
         self.tasks: RunTasks | None = None
         if config.env.curriculum is not None:
             self._make_tasks()
-        steps, set_env = (
+        self.live = LiveRun(
+            folder.path,
+            policies,
             lambda: self.counters.env_steps,
             lambda *x: self._make_tasks().set_value(*x),
         )
-        self.live = LiveRun(folder.path, policies, steps, set_env)
-        self.max_cut_frac: float | None = None
-        self.finished = self._save_requested = self._time_is_over = False
+        self.finished = self._save_requested = False
         self.budget: TimeBudget | None = None
-        self.stop = StopRequest(self._tell_stopping, self._abandon)
+        self.stop = StopRequest(self._tell_stopping, self.log.close)
         self._saved_at = time.monotonic()  # time of the last save, or of the start
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
@@ -137,33 +129,36 @@ class Trainer:
             self._make_tasks().load(found.meta)
         # Off the uninterrupted run's path no checkpoint is exact.
         exact = saving.on_path and self.config.runtime.exact and not saving.unrepeatable
-        self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
             self.config.total_env_steps,
             saving.interval,
-            self.max_cut_frac,
+            self.config.checkpoint.max_cut_frac if exact else None,
             saving.replay_holds,
         )
         if saving.unrepeatable:
             saving.notes.append(f"resumes of this run are not exact: {saving.unrepeatable}")
-        trained, asked = self.counters.env_steps, self.config.total_env_steps
+        trained = self.counters.env_steps
         self.evaluations.resumes({} if found is None else found.meta, trained)
-        self.finished = trained == asked and not self.evaluations.left_out(trained)
+        self.finished = self._trained and not self.evaluations.left_out(trained)
         self._write_options()
         self._open_log()
         for warning in saving.warnings:
             self.log.warn(warning)
         for note in saving.notes:
             self.log.say(note)
-        if not self.finished:
-            self.findings.spaces_known(trained)
         if self.population is not None:
             self.population.write()
         if self.finished:
             assert found is not None
             self.reports.mend(found, self.log)
         else:
+            self.findings.spaces_known(trained)
             self.reports.open(found, self.counters, self.log)
+
+    @property
+    def _trained(self) -> bool:
+        """Whether the budget is spent."""
+        return self.counters.env_steps >= self.config.total_env_steps
 
     def _make_tasks(self) -> "RunTasks":
         """The task of the environments, which few runs have."""
@@ -211,13 +206,11 @@ class Trainer:
         out = sys.stdout if self.config.report.progress else None
         self.log.begin(make, out, file)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """Reports, within the block, where environments hang, and what a stop waits for."""
         timeout_s = self.config.runtime.worker_timeout_s
         self.watch = Watch(self.timer, self.env, timeout_s, self.log.say)
-        with self.watch.running():
-            yield
+        return self.watch.running()
 
     def say_finished(self) -> None:
         """Reports that the budget was already spent, and writes the final policies."""
@@ -239,16 +232,15 @@ class Trainer:
         if self._calls.raised is not None:
             raise self._calls.raised
         self.log.stage(first_stage(self.facts))
-        status: Literal["finished", "stopped"] = "finished"
-        if self.counters.env_steps == self.config.total_env_steps:
-            # A stop, a kill or an error left out the last evaluation.
+        if self._trained:  # a stop, a kill or an error left out the last evaluation
             self.log.say(
                 "the run is trained, but its last evaluation was left out: it is played now"
             )
             self.after_iteration(None)
             self.save(True)
-        elif self._loop(sampling).run() == "stopped" and not self._time_is_over:
-            status = "stopped"
+        else:
+            self._loop(sampling).run()
+        status: Literal["finished", "stopped"] = "finished" if self._trained else "stopped"
         with self._telling:  # messages from here on come after the stop
             self._ended = True
         if status == "finished":
@@ -267,7 +259,6 @@ class Trainer:
         return status
 
     def _loop(self, sampling: loop.Sampling) -> loop.TrainingLoop:
-        runtime = self.config.runtime
         learners = [policy.learner for policy in self.policies]
         devices = [policy.device for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
@@ -284,8 +275,8 @@ class Trainer:
             loop.Budget(
                 self.config.total_env_steps,
                 self.saving.interval,
-                self.max_cut_frac,
-                runtime.publish_interval_iterations,
+                self.long_episodes.max_cut_frac,
+                self.config.runtime.publish_interval_iterations,
             ),
             hooks,
             self.timer,
@@ -299,18 +290,17 @@ class Trainer:
         """Writes the final policies, and the best of several as the run's own."""
         write_policies(self.policies, self.folder, self.reports.last)
         if self.population is not None:
-            self.log.say(self.population.winner(self.policies))
+            self.log.say(self.population.winner())
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is merely due and costs too much."""
-        wanted = exact or self.stop.made or self._time_is_over or self.asks_to_save()
+        wanted = exact or self.stop.made or self._trained or self.asks_to_save()
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said: dict[str, Any] = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        said |= self.evaluations.saved()
-        said |= {} if self.tasks is None else self.tasks.saved()
+        said |= self.evaluations.saved() | ({} if self.tasks is None else self.tasks.saved())
         path = self.saving.write(self.counters, exact, said, self.log.warn)
         self.timer.switch(before)
         if self._save_requested:
@@ -323,36 +313,34 @@ class Trainer:
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; returns whether that now has another policy's
         weights."""
-        self.findings.rows(batch, self.counters.env_steps)
-        self.policies[batch.policy].add(batch)
+        steps, own = self.counters.env_steps, self.policies[batch.policy]
+        self.findings.rows(batch, steps)
+        own.add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
         if self.tasks is not None:
-            own = self.policies[batch.policy]
-            self.tasks.learned(batch, own.learner, self.counters.env_steps)
+            self.tasks.learned(batch, own.learner, steps)
         if self.population is None:
             return False
-        steps, own = self.counters.env_steps, self.policies[batch.policy]
         if (fault := own.fault()) is not None:
-            self.population.replace(batch.policy, fault, self.policies, steps, self.log.warn)
+            self.population.replace(batch.policy, fault, steps, self.log.warn)
             return True
-        return self.population.consider(batch, self.policies, steps, self.log.say)
+        return self.population.consider(batch, steps, self.log.say)
 
     def quiet(self, batch: Batch) -> bool:
         """Whether nothing that follows this batch reads another policy; the batch is counted."""
-        counters, wall_s, own = self.counters, self.reports.wall_s, self.policies[batch.policy]
+        counters, wall_s = self.counters, self.reports.wall_s
         others = self.budget, self.past, self.tasks
         if self.stop.made or self.reports.due or any(each is not None for each in others):
             return False
         due = self.saving.due(counters, wall_s) or self.evaluations.due(counters.env_steps, wall_s)
-        return not due and (self.population is None or self.population.rests(batch, own))
+        return not due and (self.population is None or self.population.rests(batch))
 
     def diverged(self, policy: int, error: NonFiniteError) -> None:
         """Replaces a policy whose update became NaN, if the population can."""
         if self.population is None:
             raise error
-        steps = self.counters.env_steps
-        self.population.replace(policy, str(error), self.policies, steps, self.log.warn)
+        self.population.replace(policy, str(error), self.counters.env_steps, self.log.warn)
 
     def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
         """Publishes opponents in self-play, and keeps weights that will play later."""
@@ -369,32 +357,31 @@ class Trainer:
         for name, notice in self.long_episodes.notices(self.counters).items():
             # Exactness is told on the screen by the resume that it concerns.
             (self.log.say if name == "endless" else self.log.note)(notice)
-        steps = self.counters.env_steps
-        finished = steps >= self.config.total_env_steps
-        if self.budget is not None and not (finished or self.stop.made):
-            if batch is None or self.budget.batch():
-                finished = self._ends_here(self.budget)
-            else:
-                self._look_at_the_clock(self.budget, steps)
-        evaluated = False
+        steps, budget, evaluated = self.counters.env_steps, self.budget, False
+        if budget is not None and not (self._trained or self.stop.made):
+            if batch is None or budget.batch():
+                self._end_here(budget)
+            elif any(each.learner.updates for each in self.policies):
+                total = self.config.total_env_steps
+                budget.look(steps, total, self.timer.seconds(), self.log.say)
         # A stop waits for the last one, without which a finished run would keep an older score.
-        due = finished or not self.stop.made
+        due = self._trained or not self.stop.made
         if due and self.evaluations.due(steps, self.reports.wall_s):
             try:
                 evaluated = self._evaluate()
             except QuintetError as error:  # the run first saves what was trained
                 self._calls.raised = self._calls.raised or error
                 self.stop.made = True
-        if finished or evaluated or self.stop.made or self.reports.due:
+        if self._trained or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
             self.findings.report(steps)
             self._calls.ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)
-        return self.stop.made or self._time_is_over
+        return self.stop.made or self._trained
 
-    def _ends_here(self, budget: "TimeBudget") -> bool:
+    def _end_here(self, budget: "TimeBudget") -> None:
         """Makes the env_steps so far the whole budget of the run, as its time is over."""
         steps, total = self.counters.env_steps, self.config.total_env_steps
         self.config = self.config.model_copy(update={"total_env_steps": steps})
@@ -402,25 +389,10 @@ class Trainer:
         self.saving.options["total_env_steps"] = steps
         self.folder.write_options(self.saving.options)
         self.counters.discard_waiting()
-        self._time_is_over = True
         self.log.say(
             f"minutes={budget.minutes:g}: the time is over after {steps:,} of {total:,} env_steps, "
             "so the run ends here, before the end of its schedules"
         )
-        return True
-
-    def _look_at_the_clock(self, budget: "TimeBudget", steps: int) -> None:
-        """Raises BudgetChanged, at most once, if the run is much too fast or slow for its time."""
-        # A run is faster before its first update.
-        if not (budget.checks and any(each.learner.updates for each in self.policies)):
-            return
-        seconds = self.timer.seconds()
-        training = sum(x for phase, x in seconds.items() if phase not in _NOT_TRAINING)
-        fits = budget.correction(steps, self.config.total_env_steps, training)
-        if budget.said:
-            self.log.say(budget.said)
-        if fits is not None:
-            raise BudgetChanged(fits)
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
         self._calls.ask(self.callbacks.report, self.live, report)
@@ -449,22 +421,18 @@ class Trainer:
             self._calls.ask(self.callbacks.evaluation, self.live, scores)
         self.live.evaluated = 0
         self.timer.switch(before)
-        if self.budget is not None:
-            self._look_at_evaluation(self.budget, steps)
-        return bool(found)
-
-    def _look_at_evaluation(self, budget: "TimeBudget", steps: int) -> None:
-        """Tells if an evaluation was left out because it took too long."""
-        is_last = steps >= self.config.total_env_steps
         late = not self.stop.made and self.evaluations.left_out(steps)
-        budget.evaluation_ends()
-        if late and is_last:
+        if self.budget is None:
+            return bool(found)
+        self.budget.evaluation_ends()
+        if late and self._trained:
             self.log.warn(
                 "the last evaluation was left out, as the time is over: the same command plays it"
             )
         elif late:
             self.evaluations.evaluated_steps = steps
             self.log.say("an evaluation was left out, as it takes too long for the time of the run")
+        return bool(found)
 
     def _stops(self, error: QuintetError) -> bool:
         """Whether to stop after an error of sampling: one of an environment is raised when the run
@@ -482,10 +450,9 @@ class Trainer:
         """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
         stuck."""
         self.timer.switch("evaluation")
-        is_last = self.counters.env_steps >= self.config.total_env_steps
-        if self.budget is not None and self.budget.evaluation_late(is_last):
+        if self.budget is not None and self.budget.evaluation_late(self._trained):
             return True
-        if not self.stop.made or self.counters.env_steps < self.config.total_env_steps:
+        if not (self.stop.made and self._trained):
             return self.stop.made
         if not self._saved_for_stop:  # the sender of a signal may not wait for the end
             self._saved_for_stop = True
@@ -521,10 +488,6 @@ class Trainer:
                     f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and "
                     "the same command resumes from the last checkpoint"
                 )
-
-    def _abandon(self) -> None:
-        if self.watch is not None:
-            self.log.close()
 
     def ended(self, state: str, error: BaseException | None = None) -> None:
         """Records how the run ended: finished, stopped or failed."""

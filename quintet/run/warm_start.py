@@ -55,24 +55,24 @@ def donated(
         require_finite(path, rest_of_weights, donor["model"]["encoder"])
     except CheckpointError as error:
         raise ConfigError(f"init_from: {error}") from error
-    theirs = {**found.tensors, **rest_of_weights}
-    known, faults = sorted(theirs), []
+    tensors = {**found.tensors, **rest_of_weights}
+    known, faults = sorted(tensors), []
     if keys:
-        idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]
+        idle = [key for key in keys if not any(fnmatchcase(name, key) for name in tensors)]
         faults += [f"init_from_keys {key!r} matches no tensor of init_from" for key in idle]
-        theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
+        tensors = {n: x for n, x in tensors.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
     # An average that the donor lacks begins with the policy that it follows.
     averages = {name: f"network/{name[len(AVERAGE) :]}" for name in own if name.startswith(AVERAGE)}
-    theirs = {name: theirs[x] for name, x in averages.items() if x in theirs} | theirs
+    tensors = {name: tensors[x] for name, x in averages.items() if x in tensors} | tensors
     # A saved policy lacks the tensors that only learning needs.
     required = [] if keys else [*own] if rest else [*acting]
     fresh = _of_something_else(description["algo"], donor["learner"], description["learner"])
-    if lost := {name for name in theirs if fresh and name.startswith(tuple(fresh))}:
-        theirs = {name: x for name, x in theirs.items() if name not in lost}
-        required = [name for name in required if name not in lost]
-    faults += _other_tensors(own, theirs, required)
+    if left_out := {name for name in tensors if fresh and name.startswith(tuple(fresh))}:
+        tensors = {name: x for name, x in tensors.items() if name not in left_out}
+        required = [name for name in required if name not in left_out]
+    faults += _other_tensors(own, tensors, required)
     if faults:
         names = "" if not keys else "; its tensors are " + ", ".join(known)
         raise ConfigError(
@@ -81,22 +81,22 @@ def donated(
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
             + f"take a part of it{names}"
         )
-    note = f"begins with {len(theirs)} tensors of {run_path(path)} (version {found.version})"
-    lacking = sorted({_module(name) for name in set(own) - set(theirs) - lost})
+    note = f"begins with {len(tensors)} tensors of {run_path(path)} (version {found.version})"
+    lacking = sorted({_module(name) for name in set(own) - set(tensors) - left_out})
     if lacking and not keys:
         note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"
-    if lost:
+    if left_out:
         note += "".join(f"; {prefix}* start fresh: {why}" for prefix, why in fresh.items())
-    return own | theirs, note
+    return own | tensors, note
 
 
 def _of_something_else(
-    algo: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]
+    algo: str, donor: Mapping[str, Any], mine: Mapping[str, Any]
 ) -> dict[str, str]:
     """Prefixes of tensors that are of something else in the donor, by an option, and why."""
     found = {}
     for name, info in registry.find(algo).config.model_fields.items():
-        pair = theirs.get(name), mine.get(name)
+        pair = donor.get(name), mine.get(name)
         if (prefix := about(info).tensors) and pair[0] != pair[1] and "none" not in pair:
             found[prefix] = f"{name} is {pair[1]} here and {pair[0]} in init_from"
     return found
@@ -108,27 +108,27 @@ def _module(name: str) -> str:
     return module if dot else name.split("/")[0]
 
 
-def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def _other_policy(mine: Mapping[str, Any], donor: Mapping[str, Any]) -> list[str]:
     """Differences in algorithm, spaces and network, one line each."""
-    pairs = {"algo": (mine["algo"], theirs["algo"])}
+    pairs = {"algo": (mine["algo"], donor["algo"])}
     # An option that a donor's version of quintet lacks counts as its default.
     default = ModelConfig().model_dump(mode="json")
-    ours, other = (default | each["model"] for each in (mine, theirs))
+    ours, other = (default | each["model"] for each in (mine, donor))
     for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
         pairs[f"model.{name}"] = (ours.get(name), other.get(name))
     differ = {name: pair for name, pair in pairs.items() if not same_code(*pair)}
     # Gymnasium takes spaces whose leaves have another order for equal.
-    differ |= other_spaces(mine, theirs)
+    differ |= other_spaces(mine, donor)
     return [f"{name}: the run has {a}, init_from {b}" for name, (a, b) in differ.items()]
 
 
 def _other_tensors(
-    mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], required: Iterable[str]
+    mine: Mapping[str, Tensor], donor: Mapping[str, Tensor], required: Iterable[str]
 ) -> list[str]:
     """Tensors that are missing on one side or differ in shape, one line each."""
     faults = []
-    for name in sorted({*theirs, *required}):
-        a, b = (f"shape {tuple(x[name].shape)}" if name in x else "none" for x in (mine, theirs))
+    for name in sorted({*donor, *required}):
+        a, b = (f"shape {tuple(x[name].shape)}" if name in x else "none" for x in (mine, donor))
         if a != b:
             faults.append(f"{name}: the run has {a}, init_from {b}")
     return faults

@@ -6,22 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import final
 
-from quintet.envs.own_state import States
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.processes.grants import SERVER, Died, Event, Filled, Lost
-from quintet.runtime.processes.pool import Pool
+from quintet.runtime.processes.pool import Pool, PoolSampling
 from quintet.system import printing
-from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
 """Longest wait for a message before a check of the workers and of the run's end."""
 
 
 @final
-class AsyncSampling:
+class AsyncSampling(PoolSampling):
     """Workers fill free slots with the newest weights that they find.
 
     A second thread receives unrolls and joins columns of the next batches.  A slot is free again
@@ -64,11 +62,6 @@ class AsyncSampling:
         self.iteration = self.num_restarts = self.begun = 0
         self.grants.on_free = self._grant
 
-    def publish(self, publication: Publication) -> None:
-        """Publishes the weights with which all later unrolls act."""
-        self.delivery.publish(publication)
-        self.workers.publish(publication)
-
     def restart(self, iteration: int) -> None:
         """Starts every stream, seeded by (seed, group, iteration); called once.  The first
         `collect`, which knows the number of wanted env_steps, grants the first unrolls.
@@ -101,7 +94,7 @@ class AsyncSampling:
         with self.changed:
             for sampler in self.grants.samplers:  # rows that were dropped are wanted again
                 self._grant(sampler.index)
-            last = self._wanted <= 0 and not any(self.granted)  # no more rows will come
+            last = self._ungranted_steps <= 0 and not any(self.granted)  # no more rows will come
             taken = self.delivery.take(0 if last else sys.maxsize)
             self.changed.notify_all()  # fewer columns wait
             if taken is not None:
@@ -124,22 +117,9 @@ class AsyncSampling:
             report["data/waiting_batches"] = float(self.delivery.batches)
             return report | self.workers.report() | self.delivery.report()
 
-    def save_environments(self) -> States:
-        """The state that environments offer, as of the last unrolls that were received."""
-        return dict(self.grants.states)
-
-    def set_task(self, text: bytes) -> None:
-        """Tells environments something with the next grants, see `quintet.envs.tasks`."""
-        self.grants.task = text
-
-    def load_environments(self, states: States) -> None:
-        """Gives processes the state of their environments when they begin."""
-        self.grants.states.update(states)
-
     def kill(self) -> None:
-        """Ends the workers at once, before `close`."""
         self.ending.set()
-        self.workers.kill()
+        super().kill()
 
     def close(self) -> None:
         self.ending.set()
@@ -148,8 +128,7 @@ class AsyncSampling:
             with self.changed:
                 self.changed.notify_all()
             self.assembler.join()
-        self.workers.close()
-        self.delivery.clear()
+        super().close()
 
     def _grant(self, worker: int) -> None:
         """Grants an unroll for each free slot, as long as rows are needed."""
@@ -157,13 +136,13 @@ class AsyncSampling:
         steps = self.workers.spec.plan.unroll_steps
         while True:
             with self.handling:
-                rows = min(rows_for(self._wanted, streams), steps)
+                rows = min(rows_for(self._ungranted_steps, streams), steps)
                 if rows == 0 or not self.grants.grant(worker, None, rows):
                     return
                 self.granted[worker] += rows * streams
 
     @property
-    def _wanted(self) -> int:
+    def _ungranted_steps(self) -> int:
         """env_steps of the budget that are neither executed nor granted yet."""
         kept = self.delivery.executed - self.delivery.discarded
         return self.env_steps_wanted - kept - sum(self.granted)
@@ -224,6 +203,7 @@ class AsyncSampling:
             self._tell(error)
 
     def _take_in(self, event: Event) -> None:
+        """Handles a worker's event; after a death waits until the process is replaced."""
         if isinstance(event, Died):
             self.replaced.clear()
             self._tell(event)

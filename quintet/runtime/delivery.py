@@ -1,5 +1,4 @@
-"""Makes batches from unrolls, whose columns wait in a queue per policy until a learner takes
-them."""
+"""Makes batches from unrolls, whose columns wait in a queue per policy for a learner."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -135,12 +134,12 @@ class PolicyQueue:
         """The block with only the rows ``kept`` ``[T, B]``; counts the other valid rows, and moves
         the episodes that ended in them to `ended`.
         """
-        lost = known(block.rollout).valid & ~kept
-        self.dropped_columns += int((lost.any(0) & ~kept.any(0)).sum())
-        self.dropped_steps += int(lost.sum())
-        gone = [episode for episode in block.episodes if lost[episode.row, episode.column]]
-        self.ended += [replace(episode, row=-1, column=-1) for episode in gone]
-        rest = [episode for episode in block.episodes if not lost[episode.row, episode.column]]
+        dropped = known(block.rollout).valid & ~kept
+        self.dropped_columns += int((dropped.any(0) & ~kept.any(0)).sum())
+        self.dropped_steps += int(dropped.sum())
+        unlearned = [episode for episode in block.episodes if dropped[episode.row, episode.column]]
+        self.ended += [replace(episode, row=-1, column=-1) for episode in unlearned]
+        rest = [episode for episode in block.episodes if not dropped[episode.row, episode.column]]
         return replace(block, rollout=changed(block.rollout, valid=kept), episodes=rest)
 
     def pop_ended(self) -> list[Episode]:
@@ -164,8 +163,7 @@ class Delivery:
         assignment: Assignment = ONE_POLICY,
         may_lag: bool = False,
     ):
-        """may_lag: whether batches may have older weights even if each is one round of all
-        streams."""
+        """may_lag: whether weights may be older even if a batch is one round of all streams."""
         self.plan, self.num_streams, self.num_learners = plan, num_streams, assignment.num_learners
         num_policies = assignment.num_policies
         self.queues = [PolicyQueue() for _ in range(num_policies)]
@@ -176,7 +174,7 @@ class Delivery:
         self.first_stream = self.first_policy = 0  # the next round's, and the next batch's
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
-        self._told = (0, 0, 0)
+        self._reported = (0, 0, 0)
         self._lease: Lease | None = None  # keeps the slot that the last batch is a view of
 
     def restart(self, iteration: int) -> None:
@@ -184,7 +182,7 @@ class Delivery:
         self.release()
         assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
-        self._told = (self.executed, self.discarded, self.cut)
+        self._reported = (self.executed, self.discarded, self.cut)
         self.first_stream = iteration * self.plan.columns_per_batch % self.num_streams
         self.first_policy = iteration
 
@@ -247,12 +245,12 @@ class Delivery:
         for unroll in unrolls:
             block = self._counted(unroll)
             columns = block.columns
-            ahead = min(max(self.first_stream - begin, 0), columns)
+            skipped = min(max(self.first_stream - begin, 0), columns)
             begin += columns
-            if 0 < ahead < columns:
-                first, block = block.split(ahead)
+            if 0 < skipped < columns:
+                first, block = block.split(skipped)
                 late.append(first)
-            elif ahead:
+            elif skipped:
                 late.append(block)
                 continue
             self._add(block)
@@ -270,8 +268,7 @@ class Delivery:
         return unroll.block
 
     def _add(self, block: ColumnBlock) -> None:
-        """Adds columns; with several policies each takes a copy of the columns in which it
-        acted."""
+        """Adds columns; of several policies each takes a copy of the columns in which it acted."""
         if len(self.queues) == 1:
             self.queues[0].waiting.append(block)
             return
@@ -428,8 +425,8 @@ class Delivery:
     def steps(self) -> Steps:
         """env_steps outside of batches since the last call."""
         now = (self.executed, self.discarded, self.cut)
-        executed, discarded, cut = (a - b for a, b in zip(now, self._told, strict=True))
-        self._told = now
+        executed, discarded, cut = (a - b for a, b in zip(now, self._reported, strict=True))
+        self._reported = now
         waiting = self.executed - self.counted - self.discarded
         return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
@@ -482,6 +479,6 @@ def changed(rollout: Rollout, **fields: Any) -> Rollout:
     """The rollout with other flags, given on the CPU."""
     if rollout.source is None:
         return replace(rollout, **fields)
-    there = all_to_device([*fields.values()], rollout.reward.device)
-    on_device: Any = dict(zip(fields, there, strict=True))
+    copies = all_to_device([*fields.values()], rollout.reward.device)
+    on_device: Any = dict(zip(fields, copies, strict=True))
     return replace(rollout, **on_device, source=replace(rollout.source, **fields))

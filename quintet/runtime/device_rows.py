@@ -15,7 +15,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import ColumnBlock, Lease, Unroll
 from quintet.runtime.sampler import GroupSampler
-from quintet.runtime.slots import OF_EPISODE, UNDEFINED, Slot, episodes_of
+from quintet.runtime.slots import UNDEFINED, Slot, episodes_of
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import mask_sizes
 from quintet.system.memory import memory_fault
@@ -44,9 +44,7 @@ class DeviceRows:
         env: TensorVectorEnv,
         graph: bool,
     ):
-        """env: the group's environments; graph: whether unrolls are CUDA graphs, see
-        `may_record`.
-        """
+        """env: the group's environments; graph: whether unrolls are CUDA graphs (`may_record`)."""
         self.group, self.slot, self.timer = group, slot, timer
         self.restarts, self._generators = env.restarts, env.generators if graph else None
         self._replay: Callable[[], None] | None = None
@@ -113,12 +111,12 @@ class DeviceRows:
         head = numbers[-1:], self._length.sum(0, keepdim=True), self._sound()
         figures = torch.cat([x.double() for x in (*head, self._ended(numbers, 0, most))])
         flags = rollout.valid.byte() + 2 * rollout.terminated + 4 * rollout.truncated
-        told, bits = to_host({0: figures, 1: flags}).values()
-        count, running, sound = map(int, told[:3].tolist())
+        summary, bits = to_host({0: figures, 1: flags}).values()
+        count, running, sound = map(int, summary[:3].tolist())
         if not sound:
             obs = {name: x.numpy(force=True) for name, x in slot.obs.items()}
             group.check(obs, slot.raw_reward.numpy(force=True), slot.valid.numpy(force=True))
-        found = told[3:].view(-1, most)
+        found = summary[3:].view(-1, most)
         if count > most:
             others = self._ended(numbers, most, count - most).cpu()
             found = torch.cat((found, others.view(len(found), -1)), 1)
@@ -138,13 +136,9 @@ class DeviceRows:
 
     def _ended(self, numbers: Tensor, begin: int, count: int) -> Tensor:
         """Places and fields of `count` ended episodes from number `begin` on, one after another."""
-        wanted = torch.arange(begin + 1, begin + count + 1, device=numbers.device)
-        places = torch.searchsorted(numbers, wanted).clamp_max(len(numbers) - 1)
-        memory = self.slot.memory
-        fields = [memory[name].flatten()[places] for name in OF_EPISODE]
-        if "metrics" in memory:
-            fields += memory["metrics"].flatten(0, 1)[places].unbind(1)
-        return torch.cat([x.double() for x in (places, *fields)])
+        ordinals = torch.arange(begin + 1, begin + count + 1, device=numbers.device)
+        places = torch.searchsorted(numbers, ordinals).clamp_max(len(numbers) - 1)
+        return torch.cat([x.double() for x in (places, *self.slot.told_at(places))])
 
     def _measure(self, ended: Tensor) -> None:
         """Measures episodes as `GroupSampler` does on the CPU, but all at once."""
@@ -158,9 +152,9 @@ class DeviceRows:
             ("episode_return", memory["raw_reward"].double().cumsum(0), self._return),
             ("episode_length", rollout.valid.cumsum(0), self._length),
         ):
-            memory[name].copy_(totals - _at(totals, before, -running))
-            running.copy_(totals[-1] - _at(totals, ends[-1:], -running)[0])
-        memory["episode_version"].copy_(_at(rollout.version, begins, self._version))
+            memory[name].copy_(totals - _rows_at(totals, before, -running))
+            running.copy_(totals[-1] - _rows_at(totals, ends[-1:], -running)[0])
+        memory["episode_version"].copy_(_rows_at(rollout.version, begins, self._version))
         self._version.copy_(memory["episode_version"][-1])
         if self.group.env.description.success is None:
             memory["episode_success"].fill_(UNDEFINED)
@@ -181,7 +175,7 @@ class DeviceRows:
         return torch.stack(checks).all(0, keepdim=True)
 
 
-def _at(totals: Tensor, rows: Tensor, earlier: Tensor) -> Tensor:
+def _rows_at(totals: Tensor, rows: Tensor, earlier: Tensor) -> Tensor:
     """The values of these rows ``[R, B]``; `earlier` where a row is -1."""
     return torch.where(rows < 0, earlier, totals.gather(0, rows.clamp_min(0)))
 

@@ -77,8 +77,8 @@ class SharedGpuActor:
         # Flags are read on the CPU.
         away = {k: x for k, x in publication.tensors.items() if x.is_cpu and x.dtype != torch.bool}
         if away:
-            there = dict(zip(away, all_to_device([*away.values()], self.device), strict=True))
-            publication = replace(publication, tensors={**publication.tensors, **there})
+            copies = dict(zip(away, all_to_device([*away.values()], self.device), strict=True))
+            publication = replace(publication, tensors={**publication.tensors, **copies})
         self.actor.load(publication)
 
     def stage(self, rows: int, alone: Sequence[bool], inputs: Inputs) -> _Stage:

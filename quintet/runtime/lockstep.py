@@ -3,25 +3,23 @@
 import time
 from typing import final
 
-from quintet.envs.own_state import States
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Unroll
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.processes.grants import Asking, Died, Lost
-from quintet.runtime.processes.pool import Pool
+from quintet.runtime.processes.pool import Pool, PoolSampling
 from quintet.runtime.processes.process import WaitNotice
-from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
 """Longest wait for a message before the workers are checked."""
 
-_SERVER_IS_TOLD_S = 10.0
+_SERVER_END_S = 10.0
 """Longest time from a worker's loss of the server until the server's end is noticed."""
 
 
 @final
-class LockstepSampling:
+class LockstepSampling(PoolSampling):
     """Rounds of one unroll of every group, granted one at a time to sampler processes.
 
     With lag 0 a round begins when a batch is requested, and acts with the newest weights, so
@@ -40,18 +38,13 @@ class LockstepSampling:
         self.grants = workers.grants
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
         self.delivery.samples_ahead = lag > 0
-        self.flying = False
+        self.round_begun = False
         self.rows = 0  # done in the round at work
-
-    def publish(self, publication: Publication) -> None:
-        """Publishes the weights with which the next round acts."""
-        self.delivery.publish(publication)
-        self.workers.publish(publication)
 
     def restart(self, iteration: int) -> None:
         """Seeds every stream by (seed, group, iteration) and abandons running episodes."""
         self.workers.start()
-        assert not self.flying, "the last batch before a restart is asked for as such"
+        assert not self.round_begun, "the last batch before a restart is asked for as such"
         self.delivery.restart(iteration)
         for sampler in self.grants.samplers:
             self.grants.restart(sampler.index, iteration)
@@ -60,50 +53,31 @@ class LockstepSampling:
         """The next batch; rows beyond the budget are masked."""
         notice = self.workers.wait_notice()
         while (taken := self.delivery.take(env_steps_left)) is None:
-            wanted = env_steps_left - self.delivery.waiting
-            if not self.flying:
-                self._begin_round(wanted)
-            self.delivery.put_round(self._end_round(wanted, notice))
+            needed = env_steps_left - self.delivery.waiting
+            if not self.round_begun:
+                self._begin_round(needed)
+            self.delivery.put_round(self._end_round(needed, notice))
         batch = self.delivery.batch(*taken, env_steps_left, restarts_after)
-        wanted = env_steps_left - batch.env_steps - self.delivery.waiting
-        if self.lag and wanted > 0 and not self.delivery.batches and not restarts_after(batch):
-            self._begin_round(wanted)
+        needed = env_steps_left - batch.env_steps - self.delivery.waiting
+        # Begin the next round now, unless a batch waits, the budget is used up or streams restart.
+        if self.lag and needed > 0 and not self.delivery.batches and not restarts_after(batch):
+            self._begin_round(needed)
         return batch
 
     def report(self) -> dict[str, float]:
         return self.workers.report() | self.delivery.report()
 
-    def save_environments(self) -> States:
-        """The state that environments offer, as of the last unrolls that were received."""
-        return dict(self.grants.states)
-
-    def set_task(self, text: bytes) -> None:
-        """Tells environments something with the next grants, see `quintet.envs.tasks`."""
-        self.grants.task = text
-
-    def load_environments(self, states: States) -> None:
-        """Gives processes the state of their environments when they begin."""
-        self.grants.states.update(states)
-
-    def kill(self) -> None:
-        """Ends the workers at once, before `close`."""
-        self.workers.kill()
-
-    def close(self) -> None:
-        self.workers.close()
-        self.delivery.clear()
-
-    def _begin_round(self, wanted: int) -> None:
-        """Grants every worker an unroll, with fewer rows if these execute `wanted` env_steps."""
+    def _begin_round(self, needed: int) -> None:
+        """Grants every worker an unroll, with fewer rows if these execute `needed` env_steps."""
         self.delivery.keep()
         versions = tuple(queue.published for queue in self.delivery.queues)
-        rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
+        rows = min(rows_for(needed, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
         for sampler in self.grants.samplers:
             granted = self.grants.grant(sampler.index, versions, rows, asks=True)
             assert granted, f"worker {sampler.index} has no free slot"
-        self.flying, self.rows = True, rows
+        self.round_begun, self.rows = True, rows
 
-    def _end_round(self, wanted: int, notice: WaitNotice) -> list[Unroll]:
+    def _end_round(self, needed: int, notice: WaitNotice) -> list[Unroll]:
         """Waits for all groups' unrolls and returns them in the order of their streams; raises
         QuintetError if a worker died, with its error in the message.
         """
@@ -123,20 +97,20 @@ class LockstepSampling:
                 else:
                     filled[event.worker] = event.unrolls
             if len(asking) == len(self.grants.samplers):
-                self._extend_round(wanted - sum(asking.values()))
+                self._extend_round(needed - sum(asking.values()))
                 asking.clear()
-            if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
+            if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_END_S:
                 raise WorkerFault(
                     "a worker lost its connection to the inference server, which is still running"
                 )
-        self.flying = False
+        self.round_begun = False
         return [unroll for _, mine in sorted(filled.items()) for unroll in mine]
 
-    def _extend_round(self, wanted: int) -> None:
-        """Grants all workers, which have finished their rows, the further rows that `wanted`
+    def _extend_round(self, needed: int) -> None:
+        """Grants all workers, which have finished their rows, the further rows that `needed`
         needs."""
         steps = self.workers.spec.plan.unroll_steps
-        more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
+        more = min(rows_for(needed, self.delivery.num_streams), steps - self.rows)
         self.rows += more
         for sampler in self.grants.samplers:
             self.grants.extend(sampler.index, more)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
+from quintet.envs.make import tell
 from quintet.envs.masks import allows_none, possible, require_plain
 from quintet.envs.own_state import States, keeper
 from quintet.envs.vector import Array, ObsArrays, VectorEnv, check_finite
@@ -61,7 +62,7 @@ class GroupSampler:
         self.shaping: dict[int, np.ndarray[Any, Any]] = {}
         self.version = -1
         self.fresh = True
-        self.tasks = tasks_of(env)
+        self.has_tasks = tasks_of(env) is not None
         # Options, by stream, of episodes whose ends no unroll holds yet.
         self.ended_options: list[deque[Any]] = []
         self.rows = self.steps_before = 0  # rows of the last unroll, and since the restart
@@ -161,9 +162,10 @@ class GroupSampler:
         slot = self.slot
         into = slot.step_rows[row]
         self.env.recv(into)
-        if self.tasks is not None:
+        if self.has_tasks:
+            given = tasks_of(self.env).options
             for stream in np.flatnonzero(into.terminated | into.truncated).tolist():
-                self.ended_options[stream].append(self.tasks.options_of(stream))
+                self.ended_options[stream].append(given.get(stream))
         if self.turns is not None:
             self.state = self.turns.receive(row, slot, self.state)
             return
@@ -206,10 +208,10 @@ class GroupSampler:
         if slot.on_cpu:
             self.check(slot.obs_arrays, slot.raw_reward, slot.valid)
             self._measure_episodes()
-            if self.tasks is not None:
+            if self.has_tasks:
                 ended = np.argwhere(slot.terminated | slot.truncated).tolist()
-                given = [(at, self.ended_options[at[1]].popleft()) for at in ended]
-                slot.options = [own for (row, at), own in given if slot.valid[row, at]]
+                options = [(at, self.ended_options[at[1]].popleft()) for at in ended]
+                slot.options = [own for (row, at), own in options if slot.valid[row, at]]
 
     def check(self, obs: ObsArrays, raw_reward: Array, valid: Array) -> None:
         """Refuses what is not finite in an unroll, a choice without an allowed action, and masks
@@ -381,8 +383,8 @@ class SerialSampling:
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream, assignment = 0, options.assignment
-        self.act_on, stays = options.act_on, options.on_gpu is not None
-        device, copies_to = (self.act_on, "cpu") if stays else ("cpu", self.act_on)
+        self.act_on, rows_on_gpu = options.act_on, options.on_gpu is not None
+        device, copies_to = (self.act_on, "cpu") if rows_on_gpu else ("cpu", self.act_on)
         actors = actors_of(partial(assignment.make_actor, make_actor), copies_to)
         for index, env in enumerate(envs):
             actor = actors(assignment.of(index))
@@ -426,12 +428,12 @@ class SerialSampling:
             self.delivery.put_round(self._unroll(env_steps_left - self.delivery.waiting))
         return self.delivery.batch(*taken, env_steps_left, restarts_after)
 
-    def _unroll(self, wanted: int) -> list[Unroll]:
-        """Collects one unroll of every group, which ends once `wanted` env_steps were executed."""
+    def _unroll(self, needed: int) -> list[Unroll]:
+        """Collects one unroll of every group, which ends once `needed` env_steps were executed."""
 
         def more(rows: int) -> int:
             executed = sum(group.executed(rows) for group in self.groups) if rows else 0
-            return rows_for(wanted - executed, self.delivery.num_streams)
+            return rows_for(needed - executed, self.delivery.num_streams)
 
         with torch_threads(self.threads):
             rows = partial(unroll, self.groups, self.slots, self.timer, self.on_row, more)
@@ -453,10 +455,8 @@ class SerialSampling:
 
     def set_task(self, text: bytes) -> None:
         """Tells environments something, see `quintet.envs.tasks`; between two unrolls."""
-        from quintet.envs.tasks import set_task
-
         for group in self.groups:
-            set_task(group.env, text)
+            tell(group.env, text)
 
     def load_environments(self, states: States) -> None:
         for index, group in enumerate(self.groups):

@@ -6,7 +6,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.vector import StepRow
@@ -268,28 +267,29 @@ class Slot:
         group, running = int(self.memory["group_id"][0]), int(self.running_length.sum())
         return Unroll(block, group, self.executed, running)
 
+    def told_at(self, places: Tensor) -> list[Tensor]:
+        """`OF_EPISODE` and the metrics of episodes that ended at these places among all T * B
+        rows.
+        """
+        found = [self.memory[name].flatten()[places] for name in OF_EPISODE]
+        if "metrics" in self.memory:
+            found += self.memory["metrics"].flatten(0, 1)[places].unbind(1)
+        return found
+
     def episodes(self) -> list[Episode]:
         """Episodes that ended in this unroll, ordered by (row, column); on the CPU only."""
         ended = (self.terminated | self.truncated) & self.valid
         if not ended.any():
             return []
-        places = np.flatnonzero(ended)
-        fields = [self.memory[name].numpy().ravel()[places] for name in OF_EPISODE]
-        if self.metrics is not None:
-            fields += [
-                *self.memory["metrics"].numpy().reshape(-1, self.metrics.shape[-1])[places].T
-            ]
-        found = episodes_of(places, fields, self.num_streams)
+        places = torch.from_numpy(np.flatnonzero(ended))
+        found = episodes_of(places, self.told_at(places), self.num_streams)
         if not self.options:
             return found
         return [replace(x, options=own) for x, own in zip(found, self.options, strict=True)]
 
 
-def episodes_of(
-    places: NDArray[Any], fields: Sequence[NDArray[Any]], num_streams: int
-) -> list[Episode]:
-    """Episodes that ended at these places among all T * B rows, with their `OF_EPISODE` and
-    metrics."""
+def episodes_of(places: Any, fields: Sequence[Any], num_streams: int) -> list[Episode]:
+    """The episodes that ended at places (an array or tensor), by what `Slot.told_at` gives."""
     columns = zip(places.tolist(), *(x.tolist() for x in fields), strict=True)
     return [
         Episode(

@@ -5,7 +5,7 @@ are timed on the run's own first rows.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from time import perf_counter, process_time
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 import numpy as np
 import psutil
 
-from quintet.envs.make import make_group_env
+from quintet.envs.make import make_group_env, tell
 from quintet.envs.own_state import Keeper, keeper, own_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
@@ -222,27 +222,24 @@ class SpreadEnv:
         return own_of(self._env)
 
     @property
-    def tasks(self) -> "SpreadEnv | None":
+    def tasks(self) -> Any:
         """Access to the options of resets, whoever makes them."""
-        return None if tasks_of(self._alone) is None else self
-
-    def options_of(self, stream: int) -> Mapping[str, Any] | None:
-        tasks = tasks_of(self._env)
-        return None if tasks is None else tasks.options_of(stream)
+        return tasks_of(self._env)
 
     def set_task(self, text: bytes) -> None:
         """Tells the environments something, see `quintet.envs.tasks`, whoever steps them."""
-        self._do(lambda env: set_task_of(env, text))
+        self._do(lambda env: tell(env, text))
         if self._judging:
             self._history.append(_Event(text, b""))
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Restarts the streams; the first restart begins the processes that were asked for."""
         first = all(isinstance(each.given, bytes) for each in self._history)
         if self._judging and first and (own := keeper(self._env)) is not None:
             self._states = own.save()
-        wanted = self._source.config.num_processes
-        if self._judging and wanted is not None:
-            count = min(wanted // self._how.num_groups, self.num_streams)
+        processes = self._source.config.num_processes
+        if self._judging and processes is not None:
+            count = min(processes // self._how.num_groups, self.num_streams)
             if count > 1:
                 self._others = self._make_others(count)
                 self._others.begin()
@@ -259,6 +256,7 @@ class SpreadEnv:
         self._action = action.copy()
 
     def _recv(self, out: StepRow) -> None:
+        """Receives a row, measures it, and compares it with that of the processes on trial."""
         action = self._action
         assert action is not None
 
@@ -392,6 +390,7 @@ class SpreadEnv:
                 self._take(str(error))
 
     def _make_others(self, count: int) -> "_Others":
+        """The `count` processes on trial, which are not begun yet."""
         from quintet.runtime.processes.stepped import SteppedEnv
 
         first_stream, timeout_s = self._how.first_stream, self._how.timeout_s
@@ -455,7 +454,7 @@ def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, floa
     for given, seen, seconds in history:
         begin_s = perf_counter()
         if isinstance(given, bytes):
-            set_task_of(env, given)
+            tell(env, given)
             found = seen
         elif isinstance(given, list):
             env.restart(given, obs)
@@ -468,12 +467,6 @@ def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, floa
         if found != seen:
             raise EnvironmentFault("another process got other observations from the same seed")
     history.clear()
-
-
-def set_task_of(env: VectorEnv, text: bytes) -> None:
-    from quintet.envs.tasks import set_task  # few runs tell their environments anything
-
-    set_task(env, text)
 
 
 def _same_rows(alone_s: float, several_s: float, others: _Others) -> str:

@@ -114,7 +114,7 @@ def torch_settings(threads: int, device: str, gpu: GpuMath) -> Iterator[None]:
     with ExitStack() as ends:
         ends.callback(torch.set_num_threads, torch.get_num_threads())
         if device.startswith("cuda"):
-            ends.callback(_gpu_settings())
+            ends.callback(_gpu_restorer())
         configure_torch(threads, device, gpu)
         # Memory that is made in inference mode could not be learned from later.
         with ExitStack() as modes:
@@ -122,7 +122,7 @@ def torch_settings(threads: int, device: str, gpu: GpuMath) -> Iterator[None]:
             yield
 
 
-def _gpu_settings() -> Callable[[], None]:
+def _gpu_restorer() -> Callable[[], None]:
     """A function that restores PyTorch's present settings for GPUs."""
     cudnn: Any = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
@@ -131,11 +131,11 @@ def _gpu_settings() -> Callable[[], None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     filling, workspace = _FILLING.fill_uninitialized_memory, os.environ.get(_WORKSPACE)
-    set_tf32 = _tf32_settings()
+    restore_tf32 = _tf32_restorer()
 
-    def put_back() -> None:
+    def restore() -> None:
         cudnn.deterministic, cudnn.benchmark = before
-        set_tf32()
+        restore_tf32()
         now = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -143,13 +143,13 @@ def _gpu_settings() -> Callable[[], None]:
         if now != algorithms:  # setting it imports PyTorch's compiler, which takes seconds
             torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
         _FILLING.fill_uninitialized_memory = filling
-        if workspace is None:
+        if workspace is None:  # a value that was set before was not changed
             os.environ.pop(_WORKSPACE, None)
 
-    return put_back
+    return restore
 
 
-def _tf32_settings() -> Callable[[], None]:
+def _tf32_restorer() -> Callable[[], None]:
     """A function that restores TF32's present setting."""
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
@@ -159,18 +159,18 @@ def _tf32_settings() -> Callable[[], None]:
         parts = matmul, cudnn.conv, cudnn.rnn
         each = [part.fp32_precision for part in parts]
 
-        def put_back() -> None:
+        def restore() -> None:
             for part, precision in zip(parts, each, strict=True):
                 part.fp32_precision = precision
 
-        return put_back
+        return restore
 
-    def put_back_older() -> None:
+    def restore_older() -> None:
         cudnn.allow_tf32 = convolutions
         if torch.get_float32_matmul_precision() != products:
             torch.set_float32_matmul_precision(products)
 
-    return put_back_older
+    return restore_older
 
 
 @final
@@ -257,17 +257,18 @@ def _leave_modes(ends: ExitStack) -> None:
 @contextmanager
 def inexact_told(say: Callable[[str], None]) -> Iterator[None]:
     """Reports once per operation, within the block, that PyTorch calls it nondeterministic."""
-    told: set[str] = set()
+    reported: set[str] = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("default", message=f".*{_SIGN}")
         show = warnings.showwarning
 
         def tell(message: Warning | str, *rest: Any, **named: Any) -> None:
+            """Shows a warning, or says once per operation that it is not deterministic."""
             operation, sign, _ = str(message).partition(_SIGN)
             if not sign:
                 show(message, *rest, **named)
-            elif operation not in told:
-                told.add(operation)
+            elif operation not in reported:
+                reported.add(operation)
                 say(
                     f"not exact on this GPU: PyTorch has no deterministic {operation}, so the same "
                     "run may give other results; use --runtime.device cpu where that matters"

@@ -24,12 +24,12 @@ Bools = NDArray[np.bool_]
 
 def where_acted(before: State, after: State, acted: Bools) -> State:
     """The state after an act, ``[B, ...]``: agents that did not act keep their previous state."""
-    mine = torch.from_numpy(acted.copy())
+    mask = torch.from_numpy(acted.copy())
     return {
         # Players are drawn for games, not by decision.
         name: x
         if name == PLAYER
-        else torch.where(mine.view(-1, *[1] * (x.ndim - 1)), x, before[name])
+        else torch.where(mask.view(-1, *[1] * (x.ndim - 1)), x, before[name])
         for name, x in after.items()
     }
 
@@ -131,7 +131,7 @@ class Turns:
         learned = decides & ~((np.arange(rows + 1)[:, None] == last) & waits)
         firsts = self._number(slot, rows, decides)
         self._remember(slot, rows, learned, outcome)
-        whole = self._whole(slot, rows, firsts)
+        whole = self._all_rows(slot, rows, firsts)
         waiting = {
             name: x[torch.from_numpy(np.maximum(last, 0)), torch.from_numpy(columns)][None]
             for name, x in whole.items()
@@ -140,12 +140,12 @@ class Turns:
             name: torch.from_numpy(x[np.maximum(last, 0), columns][None].copy())
             for name, x in outcome.items()
         }
-        there = np.where(source[: slot.steps] <= rows, source[: slot.steps], rows)
-        valid = learned[there, columns] & (np.arange(slot.steps)[:, None] < items.sum(0))
+        row = np.where(source[: slot.steps] <= rows, source[: slot.steps], rows)
+        valid = learned[row, columns] & (np.arange(slot.steps)[:, None] < items.sum(0))
         valid &= source[: slot.steps] <= rows  # the row of the last observation is no decision
-        self._write(slot, whole, source, there)
+        self._write(slot, whole, source, row)
         for name, x in outcome.items():
-            getattr(slot, name)[:] = np.where(_over(valid, x), x[there, columns], 0)
+            getattr(slot, name)[:] = np.where(_over(valid, x), x[row, columns], 0)
         slot.valid[:] = valid
         slot.is_first[:-1] &= valid
         slot.is_first[-1] = False
@@ -164,12 +164,10 @@ class Turns:
     def _outcomes(
         self, slot: Slot, rows: int
     ) -> tuple[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any]]:
-        """The outcomes of decisions ``[R + 1, B]``, and masks of decisions and of items
-        ``[R + 2, B]``.
-        """
+        """Outcomes of decisions ``[R + 1, B]``, masks of decisions and of items ``[R + 2, B]``."""
         decides = np.concatenate((self.waits[None], slot.valid[:rows]))
-        held = {name: getattr(slot, name) for name in _OUTCOME}
-        of_rows = {name: x[:rows] for name, x in held.items() if x is not None}
+        fields = {name: getattr(slot, name) for name in _OUTCOME}
+        of_rows = {name: x[:rows] for name, x in fields.items() if x is not None}
         ends = of_rows["terminated"] | of_rows["truncated"]
         items = np.zeros((rows + 2, self.num_streams), np.bool_)
         items[:-1] = decides
@@ -195,9 +193,7 @@ class Turns:
         return outcome, decides, items
 
     def _number(self, slot: Slot, rows: int, decides: Bools) -> Bools:
-        """Writes the id of each column's first episode; returns a mask of first rows
-        ``[R + 1, B]``.
-        """
+        """Writes ids of the columns' first episodes; returns first rows ``[R + 1, B]``."""
         firsts = np.concatenate((self.waiting["is_first"].numpy(), slot.is_first[:rows])) & decides
         waits = self.waits
         begins = np.where(waits, False, firsts[decides.argmax(0), np.arange(self.num_streams)])
@@ -217,10 +213,8 @@ class Turns:
         self.last_action[index] = actions[torch.from_numpy(last[columns]), index]
         self.last_reward[columns] = outcome["reward"][last[columns], columns]
 
-    def _whole(self, slot: Slot, rows: int, firsts: Bools) -> dict[str, Tensor]:
-        """All rows from which the unroll is gathered, by field: R + 1, for observations and states
-        R + 2.
-        """
+    def _all_rows(self, slot: Slot, rows: int, firsts: Bools) -> dict[str, Tensor]:
+        """All rows that an unroll is gathered from, by field: R + 1, R + 2 of obs and states."""
         whole: dict[str, Tensor] = {}
         for name, x in self._fields(slot).items():
             if name not in _OUTCOME:
@@ -233,11 +227,11 @@ class Turns:
         return whole
 
     def _write(
-        self, slot: Slot, whole: dict[str, Tensor], source: NDArray[Any], there: NDArray[Any]
+        self, slot: Slot, whole: dict[str, Tensor], source: NDArray[Any], row: NDArray[Any]
     ) -> None:
         """Writes the rows of the slot: row i of column b is row ``source[i, b]``."""
         columns = torch.from_numpy(np.arange(self.num_streams))
-        every, of_row = torch.from_numpy(source), torch.from_numpy(there)
+        every, of_row = torch.from_numpy(source), torch.from_numpy(row)
         for name, x in self._fields(slot).items():
             if name in _OUTCOME:
                 continue

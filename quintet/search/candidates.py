@@ -101,8 +101,10 @@ def require_ours(asked: Asked, runners: Sequence[Runner], listed: Sequence[Able]
         one = ours.get(each.name) or next(twins, None)
         if one is None or one.entry.algo != each.algo:
             raise damaged(asked.folder, f"this race has no candidate {each.name} of {each.algo}")
-        fits = _with(asked, one, each, partial(portfolio.may_change, each.algo))
-        fits = None if fits is None else _with(asked, fits, each, partial(_shorter, fits))
+        fits = _with_options_of(asked, one, each, partial(portfolio.may_change, each.algo))
+        fits = (
+            None if fits is None else _with_options_of(asked, fits, each, partial(_shorter, fits))
+        )
         wrong = [
             f"{name}={value!r:.40}"
             for name, value in each.options.items()
@@ -115,7 +117,9 @@ def require_ours(asked: Asked, runners: Sequence[Runner], listed: Sequence[Able]
             )
 
 
-def _with(asked: Asked, one: Able, runner: Runner, may: Callable[[str, Any], bool]) -> Able | None:
+def _with_options_of(
+    asked: Asked, one: Able, runner: Runner, may: Callable[[str, Any], bool]
+) -> Able | None:
     """An entry with the options of a runner that it may have; None if it can't run so."""
     own = {name: x for name, x in runner.options.items() if may(name, x)}
     entry = Entry(runner.name, one.entry.algo, {**one.entry.options, **own}, runner.why)
@@ -170,7 +174,7 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
     seed = listed[0].loaded.config.seed % 2**30
     only_here = what_only_this_process_has(asked.source)
     found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, only_here)
-    told = [
+    lines = [
         f"doubtful ({each['name']}): {each['said']}; advice: {each['advice']}"
         for each in found.found
         if each["degree"] == "likely" and each["name"] != _TIME_WAS_SHORT
@@ -181,14 +185,14 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
     )
     other = [each for each in now if each.name not in before or before[each.name].entry != each]
     fitting, faults = _fitting(asked, other)
-    told += changes
-    told += [
+    lines += changes
+    lines += [
         f"{x}: the change is left out, since it does not fit: {_first(y)}"
         for x, y in faults.items()
     ]
     able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
-    return Adapted([each for each in kept if each is not None], told, found.step_s)
+    return Adapted([each for each in kept if each is not None], lines, found.step_s)
 
 
 def shortened(
@@ -197,7 +201,7 @@ def shortened(
     """The entries with batches of at most about `most_steps` env_steps, since a stop waits for the
     end of a batch; and a sentence about each change."""
     changed: list[Entry] = []
-    told: list[str] = []
+    lines: list[str] = []
     for entry, loaded, _ in listed:
         steps = batch_steps(loaded.config)
         names = [x for x in registry.find(entry.algo).batch if "." not in x]
@@ -207,11 +211,11 @@ def shortened(
         fewer = max(_LEAST_UNROLL, int(now * most_steps / steps))
         if fewer < now:
             changed.append(entry._replace(options={**entry.options, names[0]: fewer}))
-            told.append(f"{entry.name}: {names[0]}={fewer}, so that a round has several batches")
+            lines.append(f"{entry.name}: {names[0]}={fewer}, so that a round has several batches")
     fitting, faults = _fitting(asked, changed)
     able_now = {x.entry.name: x for x in fitting}
-    told = [line for line in told if line.partition(":")[0] not in faults]
-    return [able_now.get(each.entry.name, each) for each in listed], told
+    lines = [line for line in lines if line.partition(":")[0] not in faults]
+    return [able_now.get(each.entry.name, each) for each in listed], lines
 
 
 def what_only_this_process_has(source: EnvSource | None) -> dict[str, Any]:
@@ -228,9 +232,9 @@ def what_only_this_process_has(source: EnvSource | None) -> dict[str, Any]:
 
 def compiles(each: Able, leg_s: Sequence[float]) -> str:
     """The value of ``runtime.compile`` for legs of these times; it may not change in a run."""
-    given = each.loaded.config.runtime.compile
-    if given != "auto":
-        return given
+    value = each.loaded.config.runtime.compile
+    if value != "auto":
+        return value
     if len(leg_s) > 1 and leg_s[0] < _COMPILES_FROM_S:
         return "off"
     total = rounded(sum(leg_s) * _SLOW)

@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(
         self,
-        held: OpenFolder,
+        folder: OpenFolder,
         at_once: int,
         say: Callable[[str], None],
         line: Callable[[str], None],
@@ -33,7 +33,7 @@ class Engine:
         """say: receives messages of the engine; line: the lines that trials print."""
         self.at_once = at_once
         self.place: Place | None = None
-        self._held, self._say, self._line = held, say, line
+        self._folder, self._say, self._line = folder, say, line
 
     @contextmanager
     def run(self, jobs: Sequence[Job]) -> Iterator[list[Outcome]]:
@@ -44,10 +44,10 @@ class Engine:
             QuintetError: after the block, for a fault that is not a trial's, such as a full disk.
             Stopped: after the block, if the user stopped them.
         """
-        self._held.check()
+        self._folder.check()
         stop = group.stop_request(self._say)
         ended = group.run_all(jobs, self.at_once, self._line, self.place, stop=stop)
-        self._held.check()
+        self._folder.check()
         yield ended
         for job, how in zip(jobs, ended, strict=True):
             if is_blameless(how):

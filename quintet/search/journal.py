@@ -1,6 +1,4 @@
-"""The journal of a sweep or race: one JSON file, replaced whole, that may come from another
-person.
-"""
+"""The journal of a sweep or race: one JSON file, replaced whole, perhaps of another person."""
 
 import json
 from collections.abc import Mapping
@@ -55,15 +53,15 @@ def read(folder: Path, name: str, model: type[J], what: str) -> J | None:
     if not path.exists():
         return None
     try:
-        held = files.parse_json(files.read_bytes(path, most=_MOST_BYTES))
+        content = files.parse_json(files.read_bytes(path, most=_MOST_BYTES))
     except ValueError as fault:
         raise damaged(path, what, f"no JSON, {fault}") from fault
-    if not isinstance(held, dict):
-        raise damaged(path, what, f"a {type(held).__name__}")
-    wrong = content_fault(model, held)
+    if not isinstance(content, dict):
+        raise damaged(path, what, f"a {type(content).__name__}")
+    wrong = content_fault(model, content)
     if wrong is not None:
         raise damaged(path, what, wrong)
-    return model.model_validate(held)
+    return model.model_validate(content)
 
 
 def write(folder: Path, name: str, journal: Journal) -> None:
@@ -75,12 +73,10 @@ def write(folder: Path, name: str, journal: Journal) -> None:
 
 def damaged(path: Path, what: str, how: str) -> Damaged:
     """The error for a journal with a wrong content; `how`: which."""
-    return Damaged(
-        f"{path} must be the journal of a {what}, got a damaged one ({how}): give another --run-dir"
-    )
+    return Damaged(f"{path} is a damaged journal of a {what} ({how}): give another --run-dir")
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as a journal gives them back."""
-    held: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return held
+    values_read: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return values_read

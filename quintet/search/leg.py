@@ -66,7 +66,7 @@ class _Clock:
 
 
 @final
-class _Heard:
+class _Listener:
     """Speed and returns from the reports of this process; tells the clock a batch's time."""
 
     def __init__(self, clock: _Clock, before: int, objective: str = RETURN) -> None:
@@ -127,12 +127,12 @@ def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
     not known; and `patient`, whether such a run has the time for at least a batch.
     """
     clock = _Clock(payload["begin"], payload["training_s"])
-    heard = _Heard(clock, _trained(loaded), payload.get("objective", RETURN))
+    listener = _Listener(clock, _trained(loaded), payload.get("objective", RETURN))
 
     def handle(*_: object) -> None:
         # The run handles signals while it trains.  One of the clock that comes right after that
         # finds nothing to stop.
-        if not (clock.over and heard.any):
+        if not (clock.over and listener.any):
             raise KeyboardInterrupt
 
     # Raise instead of exiting: an exit here would look like sys.exit() in the environment.
@@ -141,12 +141,12 @@ def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
         if not payload["patient"]:
             clock.start()
         result: Result | None = (
-            launch.run(loaded, heard)
+            launch.run(loaded, listener)
             if payload["minutes"] is None
-            else minutes.train(loaded, payload["minutes"], heard)
+            else minutes.train(loaded, payload["minutes"], listener)
         )
     except KeyboardInterrupt:
-        if not clock.over or heard.any:
+        if not clock.over or listener.any:
             raise
         result = None  # the time was over before there was anything to stop
     finally:
@@ -159,7 +159,7 @@ def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
         env_steps = metrics.get("env_steps") or _trained(loaded)
         if not env_steps:
             return {"status": "late"}
-        result = launch.run(_ends_after(loaded, int(env_steps)), heard)
+        result = launch.run(_ends_after(loaded, int(env_steps)), listener)
         if result.status == "stopped":  # stopped by the user
             return {"status": "stopped"}
     begin = clock.passed_s
@@ -170,8 +170,8 @@ def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
         "sampled": returns.get("sampled", []),
         "evaluation_s": clock.passed_s - begin,
         "env_steps": int(result.metrics["env_steps"]),
-        "speed": heard.meter.steps_per_s,
-        "training": heard.training,
+        "speed": listener.meter.steps_per_s,
+        "training": listener.training,
     }
 
 
@@ -230,18 +230,14 @@ def _returns(
 
 
 def _values(scores: Scores, objective: str) -> list[float]:
-    """The episodes' values of an objective, the higher the better; raises ConfigError where none
-    has any.
-    """
-    if objective == RETURN:
-        return [float(x) for x in scores.returns]
+    """The episodes' values of an objective, signed to be maximised; raises ConfigError if none."""
     name, sign = signed(objective)
-    known: dict[str, Any] = {
-        "eval/return_mean": scores.returns,
-        "eval/length_mean": scores.lengths,
-        "eval/success_rate": scores.success,
-    }
-    values = known.get(name, scores.metrics.get(name.removeprefix("eval/").removeprefix(ENV)))
+    own = {RETURN: "returns", "eval/length_mean": "lengths", "eval/success_rate": "success"}
+    values: Any = (
+        getattr(scores, own[name])
+        if name in own
+        else scores.metrics.get(name.removeprefix("eval/").removeprefix(ENV))
+    )
     found = [] if values is None else [sign * float(x) for x in values if x == x]
     if not found:
         raise ConfigError(

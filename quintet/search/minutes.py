@@ -31,10 +31,10 @@ from quintet.run.time_budget import (
     LARGEST_SHARE,
     LEAST_S,
     SLACK_S,
+    BudgetChanged,
     TimeBudget,
     rounded,
 )
-from quintet.run.trainer import BudgetChanged
 from quintet.system.printing import note, say
 from quintet.system.user_code import no_exit
 
@@ -107,9 +107,9 @@ def timed(loaded: Loaded, budget: TimeBudget) -> Loaded:
         say(f"minutes={budget.minutes:g}: measuring the speed of training")
     folder = loaded.config.run_dir
     assert folder is not None
-    runs, ours = _held(folder)
+    runs, ours = _contents(folder)
     found = measure(loaded, budget)
-    if _held(folder)[0] != runs:
+    if _contents(folder)[0] != runs:
         raise CheckpointError(
             f"another process began a run in {folder} while this one measured its speed: the same "
             "command resumes that run, another run_dir begins a new one"
@@ -119,7 +119,7 @@ def timed(loaded: Loaded, budget: TimeBudget) -> Loaded:
     return found
 
 
-def _held(folder: Path) -> tuple[list[str], bool]:
+def _contents(folder: Path) -> tuple[list[str], bool]:
     """The files of a run in a folder, and whether it holds anything that a run may make; raises
     CheckpointError if a process trains in it.
     """
@@ -143,12 +143,12 @@ def timed_group(
 
     measure: measures several runs at the same time; returns the env_steps that fit each.
     """
-    begun = [each for each in group if has_begun(each)]
-    known = {each.config.total_env_steps for each in begun}
-    other = next(filter(None, (no_effect(each, minutes) for each in begun)), None)
+    started = [each for each in group if has_begun(each)]
+    known = {each.config.total_env_steps for each in started}
+    other = next(filter(None, (no_effect(each, minutes) for each in started)), None)
     if other is not None:
         say(other)
-    if len(begun) == len(group):
+    if len(started) == len(group):
         return list(group)
     if not known:
         known = {*measure()}
@@ -212,6 +212,7 @@ class _Probe:
         self._meter = Meter()
 
     def __call__(self, report: dict[str, float]) -> bool:
+        """Takes in a report; returns whether the measurement is over (also after `most_s` s)."""
         steps, now = report["env_steps"], report["wall_s"]
         if self._meter.first is not None or any(
             x > 0 for name, x in report.items() if name.split("/")[-1] == "updates"
@@ -239,8 +240,8 @@ def measure(loaded: Loaded, budget: TimeBudget) -> Loaded:
             f"minutes must have environments that can be made again, got {loaded.env.source}: "
             "give a function that makes it, or total_steps"
         )
-    if (told := _slow_making(loaded, budget)) is not None:
-        budget.notes.append(told)
+    if (why := _slow_making(loaded, budget)) is not None:
+        budget.notes.append(why)
         return with_total(loaded, max(rounded(budget.steps_left()), _least(loaded)), budget.minutes)
     automatic = loaded.config.runtime.compile == "auto"
     if automatic and loaded.config.runtime.device != "cpu":

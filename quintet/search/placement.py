@@ -113,8 +113,8 @@ def _sent(loaded: Loaded) -> bytes:
     code += [config.eval_env.id] if config.eval_env.id else []
     if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
         raise ConfigError(
-            "seeds must have environments, models and schedules that other processes can import, "
-            "got one in __main__; give it in Python, or move it to another module"
+            "seeds need environments, models and schedules that other processes can import, not "
+            "in __main__: give it in Python, or move it to another module"
         )
     return pickled(
         replace(loaded, spaces=None, placing=None),  # both may hold what can't be sent

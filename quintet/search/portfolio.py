@@ -65,8 +65,8 @@ def entries(kind: str) -> list[Entry]:
     """
     found: dict[str, tuple[int, Entry]] = {}
     for algo, _ in registry.LEARNERS.usable():
-        for name, given in registry.presets_of(algo)["race"].items():
-            one = _read(algo, name, given)
+        for name, content in registry.presets_of(algo)["race"].items():
+            one = _read(algo, name, content)
             if name in found:
                 raise ConfigError(
                     f"candidates of a race must have different names, got {name} of {algo} and of "
@@ -77,9 +77,9 @@ def entries(kind: str) -> list[Entry]:
     return [each for _, each in sorted(found.values(), key=lambda x: (x[0], x[1].name))]
 
 
-def _read(algo: str, name: str, given: Mapping[str, Any]) -> _Listed:
-    _require(_Listed, algo, name, given)
-    return _Listed.model_validate(given)
+def _read(algo: str, name: str, content: Mapping[str, Any]) -> _Listed:
+    _require(_Listed, algo, name, content)
+    return _Listed.model_validate(content)
 
 
 def _entry(algo: str, name: str, one: _Listed) -> Entry:
@@ -89,8 +89,8 @@ def _entry(algo: str, name: str, one: _Listed) -> Entry:
     return Entry(name, algo, own, one.why)
 
 
-def _require(model: type[Checked], algo: str, name: str, given: Mapping[str, Any]) -> None:
-    fault = content_fault(model, given)
+def _require(model: type[Checked], algo: str, name: str, content: Mapping[str, Any]) -> None:
+    fault = content_fault(model, content)
     if fault is not None:
         raise ConfigError(
             f"candidate {name} of {algo} for a race must be valid, got {fault}: mend it"
@@ -144,7 +144,7 @@ def changed(
     A change is made in every entry whose learner has the option, if the user did not set it. One
     that costs much time adds an entry beside the first that it fits.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     for change in found:
         own = {name: x for name, x in change.options.items() if name not in typed}
         value = ", ".join(f"{name}={x}" for name, x in own.items())
@@ -160,12 +160,12 @@ def changed(
                 continue
             place = listed.index(first) + 1
             listed = [*listed[:place], twin, *listed[place:]]
-            told.append(f"{twin.name} runs too, with {value}, since {change.said}")
+            sentences.append(f"{twin.name} runs too, with {value}, since {change.said}")
         else:
             listed = [
                 each._replace(options={**each.options, **own}) if each in fits else each
                 for each in listed
             ]
             names = ", ".join(each.name for each in fits)
-            told.append(f"{names}: {value}, since {change.said}")
-    return list(listed), told
+            sentences.append(f"{names}: {value}, since {change.said}")
+    return list(listed), sentences

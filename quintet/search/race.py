@@ -80,6 +80,7 @@ class _Race:
         self.state = State(asked.folder, asked.total_s, Journal(asked=as_read(as_asked(asked))))
 
     def run(self) -> Journal:
+        """Begins or continues the race; every refusal precedes a change of the folder."""
         folder, able = self.state.folder, list[Able]()
         found = None if self.asked.overwrite else journals.read(folder)
         if self.asked.overwrite:
@@ -93,10 +94,10 @@ class _Race:
         elif found is not None:
             self._require_same(found)
         # A race that could not store its first journal, as on a full disk, leaves its folder empty.
-        elif held := held_in(folder) - ({FOLDER} if not held_in(folder / FOLDER) else set()):
+        elif names := held_in(folder) - ({FOLDER} if not held_in(folder / FOLDER) else set()):
             raise ConfigError(
                 f"run_dir must be a new or empty folder, or one with a race, got {folder} with "
-                f"{', '.join(sorted(held)[:3])}: give another --run-dir"
+                f"{', '.join(sorted(names)[:3])}: give another --run-dir"
             )
         if found is None and not able:
             able = self._able()  # a refused race leaves no folder
@@ -172,26 +173,26 @@ class _Race:
     def _begin(self, able: list[Able]) -> None:
         """Chooses among the entries that can run, and makes the plan."""
         asked = self.asked
-        able, told, step_s = examined(asked, able, self.state.say)
+        able, lines, step_s = examined(asked, able, self.state.say)
         self.legs.ready(able[0].entry)
         # Two entries of one thread each learn faster than one of two (benchmarks/threads.py).
-        given = {} if "runtime.threads" in asked.values else {"runtime.threads": 1}
-        least = min(placement.cores_of({**each.values, **given}) for each in able)
+        extra = {} if "runtime.threads" in asked.values else {"runtime.threads": 1}
+        least = min(placement.cores_of({**each.values, **extra}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
         left_s = max(self.state.left_s, plans.SHORTEST_S)
         if step_s is None and (alone := self._too_slow(able[0], left_s)):
-            told.append(alone)
+            lines.append(alone)
             able, jobs = able[:1], 1
         found = plans.plan(len(able), jobs, left_s, step_s or 0.0)
         count = found.counts[0]
         if late := [each.entry.name for each in able[count:]]:
-            told.append(f"{asked.minutes:g} minutes have no time for {', '.join(late)}")
+            lines.append(f"{asked.minutes:g} minutes have no time for {', '.join(late)}")
         able = able[:count]
         if step_s:
             most_steps = _BATCH_SHARE * plans.training_s(found.leg_s[0]) / step_s
             able, shorter = candidates.shortened(asked, able, most_steps)
-            told += shorter
-        for line in told:
+            lines += shorter
+        for line in lines:
             self.state.say(line)
         kind = self._kind.replace("_", ", ")
         self.state.say(
@@ -206,7 +207,7 @@ class _Race:
             self.state.say(f"{each.name}: {each.algo}{options_in_words(each.options)} ({each.why})")
         self.state.keep(
             runners=runners,
-            told=[line[:2_000] for line in told],
+            told=[line[:2_000] for line in lines],
             jobs=jobs,
             compiles={x.entry.name: compiles(x, found.leg_s) for x in able},
             counts=list(found.counts),
@@ -299,12 +300,12 @@ class _Race:
                 self.state.say(f"{first} trains on to {target:,} env_steps, as many as others had")
                 self.legs.run([runner], leg_s, last=False)
                 order = ranked(self.state.inside)
-        beside = first if behind(order, stay, first) else ""
+        spared = first if behind(order, stay, first) else ""
         for place, each in enumerate(order):
-            if place >= stay and each.name != beside:
+            if place >= stay and each.name != spared:
                 reason = f"place {place + 1} of {len(order)} in round {self.state.journal.rung + 1}"
                 self.state.update(each.name, out=reason, out_at_s=self.state.spent_s)
-        self.state.say(f"round {self.state.journal.rung + 1}: {standing(order, stay, beside)}")
+        self.state.say(f"round {self.state.journal.rung + 1}: {standing(order, stay, spared)}")
         self.state.keep(rung=self.state.journal.rung + 1, rung_s=0.0)
         self._picture()
 

@@ -68,7 +68,7 @@ class Asked:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The options of all entries."""
+        """Options all entries share."""
         return asked_for(*self.layers)
 
     @property
@@ -97,14 +97,11 @@ class Asked:
     def require(self) -> None:
         """Raises ConfigError for options that no race can have."""
         if self.minutes is None:
-            raise ConfigError(
-                "quintet train auto must have a time, got none: give --minutes 10 for ten minutes"
-            )
+            raise ConfigError("quintet train auto needs a time: --minutes 10 for ten minutes")
         require_minutes(self.minutes, self.values)
         if "env.id" not in self.values:
             raise ConfigError(
-                "env must name an environment, got none: give it by --env ID (quintet envs lists "
-                "them)"
+                "there is no environment: give one by --env ID (quintet envs lists them)"
             )
         require_jobs(self.jobs)
         name, _ = signed(self.objective)

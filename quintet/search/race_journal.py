@@ -127,6 +127,7 @@ class Journal(journal.Journal):
         return self
 
     def _require_plan(self) -> None:
+        """Raises ValueError unless the rounds fit the runners and the time."""
         planned = halved(len(self.runners), self.jobs) if self.runners else []
         if self.counts != planned or len(self.leg_s) != len(planned):
             raise ValueError(

@@ -65,7 +65,7 @@ class Legs:
 
     def run(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
         """Runs entries side by side for the time of a leg, and stores how they did."""
-        jobs, begun, loaded = list[Job](), list[Runner](), list[Loaded]()
+        jobs, started, loaded = list[Job](), list[Runner](), list[Loaded]()
         if last:
             names = ", ".join(each.name for each in batch)
             self.state.say(f"{names}: the last {leg_s / 60:.2g} minutes begin")
@@ -77,9 +77,9 @@ class Legs:
             except (ConfigError, FileFault, CheckpointError) as error:
                 self._fails(each, str(error))
                 continue
-            begun.append(each)
+            started.append(each)
         begin = time.monotonic()
-        for each, own in zip(begun, loaded, strict=True):
+        for each, own in zip(started, loaded, strict=True):
             used_s = each.looks[-1].evaluation_s if each.looks else None
             training_s = plans.training_s(leg_s, used_s)
             payload = {
@@ -103,7 +103,7 @@ class Legs:
         self.engine.at_once = self.state.journal.jobs
         with self.engine.run(jobs) as ended:
             passed_s = time.monotonic() - begin
-            for each, how in zip(begun, ended, strict=True):
+            for each, how in zip(started, ended, strict=True):
                 self._hear(each, how, leg_s, passed_s)
             self.state.keep()
 
@@ -153,8 +153,8 @@ class Legs:
             self._fails(runner, f"it had not begun to train within its {leg_s:.0f} s")
         elif how.late:
             self.late.add(runner.name)
-            said = f"it did not stop within {passed_s:.0f} s: a step, a reset or a batch is slow"
-            self._fails(runner, answer.get("error") or said)
+            message = f"it did not stop within {passed_s:.0f} s: a step, a reset or a batch is slow"
+            self._fails(runner, answer.get("error") or message)
         else:
             self._fails(runner, fault_of(how))
 

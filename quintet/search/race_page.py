@@ -33,16 +33,16 @@ def write(folder: Path, journal: Journal) -> list[str]:
     """Writes the files; returns a line for each, or why there is none."""
     place = folder / FOLDER
     files.write_whole(place / "race.csv", table(journal).encode())
-    told = [f"table: {shown(place / 'race.csv')}"]
+    lines = [f"table: {shown(place / 'race.csv')}"]
     try:
         runs = _runs(folder, journal)
         title = f"Race on {text(journal.asked.get('env.id', ''))}"
         opening = _opening(journal, runs)
         out = write_page(list(runs.values()), title, place / "race.html", opening=opening)
-        told.append(f"page:  {shown(out)}")
+        lines.append(f"page:  {shown(out)}")
     except QuintetError as fault:
-        told.append(f"no race.html: {fault}")
-    return told
+        lines.append(f"no race.html: {fault}")
+    return lines
 
 
 def by_result(journal: Journal) -> list[Runner]:
@@ -79,9 +79,7 @@ def table(journal: Journal) -> str:
 
 
 def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
-    """Summaries of the entries that have a run, by name; the winner's run has the folder of the
-    race.
-    """
+    """Summaries of entries with a run, by name; the winner's run has the folder of the race."""
     found = {}
     for each in by_result(journal):
         place = folder / FOLDER / each.name
@@ -96,10 +94,11 @@ def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
 
 
 def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
+    """The page's summary: the state of the race, and a table of candidates by round."""
     winner, objective = journal.winner, _objective(journal)
     what = "mean returns" if objective == RETURN else f"means of {objective}"
     state = f"{winner} won" if winner else f"round {journal.rung + 1} of {len(journal.counts)} runs"
-    said = [
+    sentences = [
         f"{len(journal.runners)} candidates, {journal.jobs} at the same time, in "
         f"{clock(journal.spent_s)}: {state}. Scores are {what} of fresh episodes with 95% "
         "bootstrap intervals. Each is the better of greedy and sampled actions, by the lower end "
@@ -128,7 +127,7 @@ def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
     drawn = _curves(journal, runs)
     pictures = [] if drawn is None else [Picture("Returns over time", address(drawn))]
     names = {str(run.folder): name for name, run in runs.items()}
-    return Opening(said, header, rows, pictures, names)
+    return Opening(sentences, header, rows, pictures, names)
 
 
 def _end_of(runner: Runner, winner: str | None) -> str:

@@ -32,9 +32,7 @@ class Plan(NamedTuple):
 
 
 def kept(count: int, jobs: int) -> int:
-    """Number of `count` entries that stay: half of them, and as many more as can run beside
-    these in the same time.
-    """
+    """Number of `count` entries that stay: half, rounded up to whole rounds of `jobs`."""
     return max(1, min(count, ceil(count / 2 / jobs) * jobs))
 
 

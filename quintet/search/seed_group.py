@@ -107,8 +107,8 @@ def _totals(
     ended = group.run_all(jobs, at_once, say, place)
     for job, how in zip(jobs, ended, strict=True):
         if fault := fault_of(how):
-            said = f"measuring the speed of {job.name} failed: {fault}"
-            raise QuintetError(said if how.answer is None else fault)
+            message = f"measuring the speed of {job.name} failed: {fault}"
+            raise QuintetError(message if how.answer is None else fault)
     answers = [how.answer or {} for how in ended]
     if any("total" not in answer for answer in answers):
         raise KeyboardInterrupt
@@ -116,14 +116,15 @@ def _totals(
 
 
 def _seed_outcome(config: RunConfig, how: Outcome) -> SeedOutcome:
+    """The result of a seed's run, whose job ended so."""
     assert config.run_dir is not None
     if fault := fault_of(how):
         return SeedOutcome(config.seed, config.run_dir, "failed", {}, fault)
-    said: dict[str, Any] = how.answer or {}
-    if "status" not in said:  # ended by the group's own signal before the run began
+    answer: dict[str, Any] = how.answer or {}
+    if "status" not in answer:  # ended by the group's own signal before the run began
         return SeedOutcome(config.seed, config.run_dir, "waiting", {})
-    metrics = _newest_scores(config.run_dir) | said["metrics"]
-    return SeedOutcome(config.seed, config.run_dir, said["status"], metrics)
+    metrics = _newest_scores(config.run_dir) | answer["metrics"]
+    return SeedOutcome(config.seed, config.run_dir, answer["status"], metrics)
 
 
 def _newest_scores(run_dir: Path) -> dict[str, float]:

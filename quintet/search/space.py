@@ -77,11 +77,11 @@ def usual(config: RunConfig) -> list[Dimension]:
     """The options of a learner that populations tune by default, and those that sweeps search
     too, around their values; raises ConfigError if there is none.
     """
-    known, still = options(config.algo), idle(config.learner, Facts())
+    known, idle_options = options(config.algo), idle(config.learner, Facts())
     tuned, found = tuned_options(config.learner, ()), list[Dimension]()
     for name, value in config.learner.model_dump().items():
         search = about(known[name]).search
-        if name in still or not (name in tuned or search) or not files.is_number(value):
+        if name in idle_options or not (name in tuned or search) or not files.is_number(value):
             continue
         if value:
             found.append(around(name, config))
@@ -129,15 +129,15 @@ def parse(texts: Sequence[str], config: RunConfig, typed: Mapping[str, Any]) -> 
         ConfigError: an unknown option, a bad range, or values that the option does not take.
     """
     known = options(config.algo)
-    asked: dict[str, Any] = {}
+    ranges: dict[str, Any] = {}
     for text in texts:
-        name, equals, said = text.partition("=")
+        name, equals, given_range = text.partition("=")
         if not equals and text.endswith((".yaml", ".yml")):
-            asked |= flatten(_read(text), known)
+            ranges |= flatten(_read(text), known)
         else:
-            asked |= flatten({name: said if equals else None}, known)
+            ranges |= flatten({name: given_range if equals else None}, known)
     space = []
-    for name, said in asked.items():
+    for name, given_range in ranges.items():
         if name not in known:
             raise ConfigError(f"--search must name options, got {name!r}{hint(config.algo, name)}")
         if name in _FIXED or name.startswith(_FIXED_PARTS):
@@ -150,13 +150,18 @@ def parse(texts: Sequence[str], config: RunConfig, typed: Mapping[str, Any]) -> 
                 f"{name} must be given or searched, got both (--search {name} and {typed[name]!r}):"
                 " leave one of them out"
             )
-        one = around(name, config) if said is None else _dimension(name, said, known[name])
+        one = (
+            around(name, config)
+            if given_range is None
+            else _dimension(name, given_range, known[name])
+        )
         _check(one, config)
         space.append(one)
     return space
 
 
 def _read(path: str) -> Mapping[str, Any]:
+    """The options of a YAML file by name; raises ConfigError."""
     try:
         values = files.read_yaml(files.given_path(path))
     except FileFault as error:
@@ -170,6 +175,7 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _dimension(name: str, said: Any, info: FieldInfo) -> Dimension:
+    """The range or the choices given for an option; raises ConfigError if they do not fit it."""
     found = _RANGE.fullmatch(said) if isinstance(said, str) else None
     if found is None:
         choices = said if isinstance(said, list) else [_plain(x) for x in str(said).split(",")]

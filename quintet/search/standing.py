@@ -49,21 +49,21 @@ def behind(order: Sequence[Runner], stay: int, first: str) -> int:
     return most if falls[0].looks[-1].env_steps < _ENOUGH_FRAC * most else 0
 
 
-def standing(order: Sequence[Runner], stay: int, beside: str = "") -> str:
+def standing(order: Sequence[Runner], stay: int, spared: str = "") -> str:
     """The entries that stay and fall out, with means and intervals.
 
-    beside: name of the entry that stays too, since it has had fewer env_steps than the others.
+    spared: name of the entry that stays too, since it has had fewer env_steps than the others.
     """
-    told = [f"{each.name} {score(each.looks[-1])}" for each in order]
-    falls = [x for x, each in zip(told, order, strict=True) if each.name != beside][stay:]
+    scores = [f"{each.name} {score(each.looks[-1])}" for each in order]
+    falls = [x for x, each in zip(scores, order, strict=True) if each.name != spared][stay:]
     out = f"; out: {', '.join(falls)}" if falls else ""
-    said = f"{', '.join(told[:stay])} stay{'s' if stay == 1 or len(told) == 1 else ''}"
-    if beside:
-        had = next(each.looks[-1].env_steps for each in order if each.name == beside)
-        said += f"; {beside} stays too, since it has had only {had:,} env_steps"
+    text = f"{', '.join(scores[:stay])} stay{'s' if stay == 1 or len(scores) == 1 else ''}"
+    if spared:
+        had = next(each.looks[-1].env_steps for each in order if each.name == spared)
+        text += f"; {spared} stays too, since it has had only {had:,} env_steps"
     edge = [score(each.looks[-1]).mean for each in order[max(0, stay - 1) : stay + 1]]
     same = len(edge) == 2 and edge[0] == edge[1]
-    return f"{said}{out}{'; the order of equal scores means nothing' if same else ''}"
+    return f"{text}{out}{'; the order of equal scores means nothing' if same else ''}"
 
 
 def all_failed(folder: Path, runners: Sequence[Runner]) -> str:
@@ -90,9 +90,9 @@ def options_in_words(options: Mapping[str, Any]) -> str:
 
 def course_in_words(plan: Plan) -> str:
     """A plan in words."""
-    told = [
+    rounds = [
         f"round {number} trains {count} for {leg_s:.0f} s each"
         for number, (count, leg_s) in enumerate(zip(plan.counts, plan.leg_s, strict=True), 1)
     ]
-    told[-1] = f"the last {plan.leg_s[-1]:.0f} s train {plan.counts[-1]}"
-    return ", ".join(told)
+    rounds[-1] = f"the last {plan.leg_s[-1]:.0f} s train {plan.counts[-1]}"
+    return ", ".join(rounds)

@@ -57,21 +57,21 @@ Curve = Mapping[int, float]
 class Study:
     """The trials of one sweep, whose folder this process has locked."""
 
-    def __init__(self, folder: Path, space: Sequence[Dimension], held: Journal | None = None):
-        """held: the journal of earlier starts."""
+    def __init__(self, folder: Path, space: Sequence[Dimension], stored: Journal | None = None):
+        """stored: the journal of earlier starts."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._folder, self._space = folder, {one.key: _distribution(one) for one in space}
-        self._journal = Journal() if held is None else held
+        self._journal = Journal() if stored is None else stored
 
-    def require_same(self, said: Mapping[str, Any]) -> None:
+    def require_same(self, settings: Mapping[str, Any]) -> None:
         """Stores the user's request in a new journal; raises ConfigError where an older one has
         other values.
         """
         if self._journal.asked:
-            now, instead = as_read(said), "another --run-dir"
+            now, instead = as_read(settings), "another --run-dir"
             require_as_begun("sweep", self._folder, self._journal.asked, now, instead)
         else:
-            self._keep(asked=as_read(said))
+            self._keep(asked=as_read(settings))
 
     def _keep(self, **changes: Any) -> None:
         self._journal = self._journal.model_copy(update=changes)
@@ -124,6 +124,7 @@ class Study:
         return [self._frozen(each) for each in [*before[:batch], *running]]
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
+        """A trial in Optuna's form; only a complete or pruned one has a score."""
         score = trial.score if trial.state in ("complete", "pruned") else None
         return create_trial(
             state=TrialState[trial.state.upper()],
@@ -134,8 +135,8 @@ class Study:
             system_attrs=trial.attrs,
         )
 
-    def others(self, number: int, jobs: int) -> list[dict[str, Any]]:
-        """Facts about other trials that the pruning of a trial may use, as JSON can hold it."""
+    def facts_for_pruning(self, number: int, jobs: int) -> list[dict[str, Any]]:
+        """Facts about other trials, see `_as_seen`, that the pruning of one may use, as JSON."""
         return [
             {
                 "state": each.state.name,

@@ -115,15 +115,15 @@ def sweep(asked: Asked) -> Found:
         else [one for one in space.usual(base.config) if one.name not in asked.values]
     )
     if not searched:
-        raise ConfigError("--search must name an option to search, got none: give one")
+        raise ConfigError("--search needs an option to search: give one")
     return _Search(asked, base, searched, placing).run()
 
 
 def folder_of(asked: Asked) -> Path:
     """The given folder, else ``runs/sweep-ALGO-ENV``."""
-    given = asked.values.get("run_dir")
-    if given is not None:
-        return files.given_path(given)
+    run_dir = asked.values.get("run_dir")
+    if run_dir is not None:
+        return files.given_path(run_dir)
     name = name_in_folder(asked.values.get("env.id"))
     return Path("runs").absolute() / f"sweep-{asked.algo}-{name}"
 
@@ -150,15 +150,15 @@ class _Search:
         self.options = {k: x for k, x in asked.values.items() if k not in ("run_dir", "seed")}
         self.interval = asked.values.get("eval.interval", max(1, self.total // STEPS))
         self.say = QuietStream(sys.stdout).line
-        self.lost = False
+        self.journal_lost = False
 
     def run(self) -> Found:
         asked = self.asked
-        held = held_in(self.folder)
-        if held and not any(name.startswith((journal.FILE, OF_OPTUNA)) for name in held):
+        names = held_in(self.folder)
+        if names and not any(name.startswith((journal.FILE, OF_OPTUNA)) for name in names):
             raise ConfigError(
                 f"run_dir must be a new or empty folder, or one with a sweep, got {self.folder} "
-                f"with {', '.join(sorted(held)[:3])}: give another --run-dir"
+                f"with {', '.join(sorted(names)[:3])}: give another --run-dir"
             )
         with run_lock(self.folder) as own:
             self.engine = Engine(own, asked.jobs, self.say, self.say)
@@ -178,7 +178,7 @@ class _Search:
             )
             if asked.jobs > 1 or self.placing is not None:
                 self.values = resolved(self.base)[0]
-            if self.lost:
+            if self.journal_lost:
                 self._rebuild()
             with self._cluster():
                 trained = False
@@ -192,29 +192,29 @@ class _Search:
                 found.importances, found.unknown = self.study.importances()
                 if trained:
                     with suppress(Stopped):
-                        self._again(found)
+                        self._train_best_again(found)
                         found.status = "finished"
             return found
 
     def _opened(self) -> Study:
         """The study of the folder; one whose journal is damaged or lost begins anew."""
-        held, of_optuna = None, self.folder / OF_OPTUNA
+        stored, of_optuna = None, self.folder / OF_OPTUNA
         try:
-            held = journal.read(self.folder, self.space)
-            if held is None and of_optuna.exists():  # an older version read this file
+            stored = journal.read(self.folder, self.space)
+            if stored is None and of_optuna.exists():  # an older version read this file
                 files.set_aside(of_optuna, "old")
         except Damaged as fault:
             place = files.set_aside(self.folder / journal.FILE)
             self.say(f"{fault}; kept as {place.name}")
-        self.lost = held is None and (self.folder / TRIALS).is_dir()
-        return Study(self.folder, self.space, held)
+        self.journal_lost = stored is None and (self.folder / TRIALS).is_dir()
+        return Study(self.folder, self.space, stored)
 
     def _rebuild(self) -> None:
         """Stores the trials that the folder holds, as they ended."""
         asked, study, place = self.asked, self.study, self.folder / TRIALS
-        there = [int(name) for name in held_in(place) if re.fullmatch(r"\d{4,6}", name)]
-        most = len(there) + _MOST_WITHOUT
-        last = max((number for number in there if number <= most), default=0)
+        numbers = [int(name) for name in held_in(place) if re.fullmatch(r"\d{4,6}", name)]
+        most = len(numbers) + _MOST_WITHOUT
+        last = max((number for number in numbers if number <= most), default=0)
         for number in range(last):
             run_dir = place / f"{number + 1:04}"
             drawn = self._drawn_in(run_dir)
@@ -229,7 +229,7 @@ class _Search:
                     f"{self.folder} must hold trials of this sweep, got {TRIALS}/{run_dir.name}: "
                     f"{fault}"
                 ) from fault
-            others = study.others(number, asked.jobs)
+            others = study.facts_for_pruning(number, asked.jobs)
             watch = Watch(self.metric, self.total, asked.pruner, others)
             pruned, record = watch.reread(run_dir), run_record.read(run_dir)
             if pruned:
@@ -313,7 +313,7 @@ class _Search:
         """Runs trials at the same time and stores how they ended; returns those whose processes
         were killed, unless it is their last try.
         """
-        begun: list[Trial] = []
+        started: list[Trial] = []
         jobs: list[Job] = []
         for each in trials:
             self.say(f"[{name_of(each)}] {values_text(self.space, each.drawn)}")
@@ -326,14 +326,14 @@ class _Search:
                 "metric": self.metric,
                 "total": self.total,
                 "pruner": self.asked.pruner,
-                "others": self.study.others(each.number, self.asked.jobs),
+                "others": self.study.facts_for_pruning(each.number, self.asked.jobs),
             }
             jobs.append(self._job(name_of(each), loaded, {"watch": watch}))
-            begun.append(each)
+            started.append(each)
         with self.engine.run(jobs) as ended:
-            for each, how in zip(begun, ended, strict=True):
+            for each, how in zip(started, ended, strict=True):
                 self._hear(each, how, last=last)
-        killed = [each for each, how in zip(begun, ended, strict=True) if was_killed(how)]
+        killed = [each for each, how in zip(started, ended, strict=True) if was_killed(how)]
         return [] if last else killed
 
     def _hear(self, trial: Trial, how: Outcome, *, last: bool) -> None:
@@ -363,6 +363,7 @@ class _Search:
         await_left(run_dir)  # an earlier process may still change it
         found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
         found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
+        # An exact resume keeps results; async runs have none, and a finished run needs none.
         kind = found.get("runtime.kind", self.base.config.runtime.kind)
         found["resume"] = "latest" if kind == "async" or _is_finished(run_dir) else "exact"
         loaded = load_config(
@@ -378,7 +379,7 @@ class _Search:
 
     # The best again
 
-    def _again(self, found: Found) -> None:
+    def _train_best_again(self, found: Found) -> None:
         """Trains the best trials on seeds that no trial had."""
         asked, first = self.asked, self.base.config.seed + 1
         fresh = range(first, first + asked.seeds_of_best)
@@ -390,8 +391,8 @@ class _Search:
         most = min(asked.best, len(found.ranked))
         if fresh and len(best) < most:
             assert asked.minutes is not None
-            told = f"only the best {len(best)}" if best else "none of the best trials"
-            self.say(f"minutes={asked.minutes:g}: {told} can be trained again in time, not {most}")
+            part = f"only the best {len(best)}" if best else "none of the best trials"
+            self.say(f"minutes={asked.minutes:g}: {part} can be trained again in time, not {most}")
         fresh_runs = self.folder / FRESH
         runs = {
             fresh_runs / name_of(each) / f"s{seed}": (each, seed) for each in best for seed in fresh

@@ -58,9 +58,7 @@ class Asked:
                 )
         require_minutes(self.minutes, {})
         if self.trials is None and self.minutes is None:
-            raise ConfigError(
-                "quintet sweep must have an end, got none: give --trials 30 or --minutes 60"
-            )
+            raise ConfigError("quintet sweep needs an end: give --trials 30 or --minutes 60")
         if "resume" in self.values:
             raise ConfigError(
                 f"resume must be left to a sweep, got {self.values['resume']!r}: leave it out"

@@ -43,6 +43,7 @@ def write(found: Found) -> list[str]:
 
 
 def _csv(found: Found) -> str:
+    """The table of all trials, with the scores of their fresh seeds."""
     out = io.StringIO()
     rows = csv.writer(out)
     names = [one.name for one in found.space]
@@ -74,6 +75,7 @@ def _of_fresh(scores: list[float]) -> tuple[Any, ...]:
 
 
 def _draw(found: Found) -> None:
+    """Writes ``importance.png``, a bar for each option."""
     figure_class, _ = figure_classes()
     names = sorted(found.importances, key=lambda name: found.importances[name])
     figure = figure_class(figsize=(7.0, 1.2 + 0.35 * len(names)), dpi=150)
@@ -107,9 +109,9 @@ def lines(found: Found) -> Iterator[str]:
         why = "by its fresh seeds" if found.fresh.get(found.winner.number) else "by its one seed"
         yield f"best: {TRIALS}/{name_of(found.winner)}, {why}"
     if found.importances:
-        told = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
+        text = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
         doubt = f" (doubtful with fewer than {_FIRM_TRIALS} trials)"
-        yield f"importance for the score: {told}{doubt * (states.count('complete') < _FIRM_TRIALS)}"
+        yield f"importance for the score: {text}{doubt * (states.count('complete') < _FIRM_TRIALS)}"
 
 
 def _interval(scores: list[float]) -> str:

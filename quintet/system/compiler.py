@@ -53,6 +53,7 @@ def too_old() -> str | None:
 
 @cache
 def _fault(name: str, path: str | None) -> str | None:
+    """Reason why a compiler can't build PyTorch's code, with advice; None: it can."""
     if shutil.which(name, path=path) is None:
         return f"there is no C++ compiler {name!r}; install g++, or name yours in CXX"
     found = importlib.util.find_spec("torch")

@@ -176,6 +176,7 @@ def read_lines(path: Path, most: int) -> Iterator[bytes]:
 
 
 def _opened(path: Path, pipe: bool, folder: int | None) -> IO[bytes]:
+    """A regular file (pipe: or a pipe), open for reading; raises OSError."""
     # Without waiting, since opening a pipe waits for its other end.
     flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK)
     handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
@@ -302,9 +303,7 @@ def same_folder() -> Iterator[None]:
 
 
 def inode(path: Path | None) -> int | None:
-    """The number of a file or folder in its file system, which a renamed one keeps; None: there is
-    none.
-    """
+    """The number of a file or folder in its file system, kept when renamed; None: there is none."""
     with suppress(OSError):
         return None if path is None else path.stat().st_ino
     return None
@@ -378,14 +377,13 @@ def reserve(handle: int, nbytes: int) -> None:
         os.posix_fallocate(handle, 0, nbytes)
         return
     # Other systems may have no such call, and may not keep room for bytes that nobody wrote.
-    held = os.lseek(handle, 0, os.SEEK_END)
-    for at in range(held, nbytes, _BLOCK_BYTES):
+    size = os.lseek(handle, 0, os.SEEK_END)
+    for at in range(size, nbytes, _BLOCK_BYTES):
         write_all(handle, bytes(min(_BLOCK_BYTES, nbytes - at)))
 
 
 def set_aside(path: Path, what: str = "damaged") -> Path:
-    """Renames the file or folder at `path` to ``NAME.WHAT-1``, ``-2``, ...; returns its new
-    path."""
+    """Renames the file or folder `path` to ``NAME.WHAT-1``, ``-2``, ...; returns the new path."""
     number = 1
     while os.path.lexists(place := path.with_name(f"{path.name}.{what}-{number}")):
         number += 1

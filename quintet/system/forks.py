@@ -51,9 +51,9 @@ def leave(what: str) -> None:
     if isinstance(error, SystemExit):  # the code meant to end
         code = error.code
         os._exit(code if isinstance(code, int) else int(code is not None))
-    told = f"{what} called os.fork(), and the child did not end in its code: it was ended\n"
+    message = f"{what} called os.fork(), and the child did not end in its code: it was ended\n"
     with suppress(OSError):
-        os.write(2, told.encode(errors="replace"))
+        os.write(2, message.encode(errors="replace"))
     os._exit(1)
 
 

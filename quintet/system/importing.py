@@ -202,6 +202,7 @@ def import_module(module_name: str, name: str) -> ModuleType:
 
 
 def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigError:
+    """The error about a module whose import failed."""
     if isinstance(error, ModuleNotFoundError):
         what = f"which can't be imported: {error}; start in the folder that holds it, install it"
     else:
@@ -254,14 +255,14 @@ def way_to_script(names: Mapping[str, str], script: object, folder: Path) -> str
 
     names: the import strings by the option of the command line that gives them again.
     """
-    lost = {k: x for k, x in names.items() if x.startswith("__main__:") and not is_here(x)}
-    if not lost or not is_file_name(script):
+    gone = {k: x for k, x in names.items() if x.startswith("__main__:") and not is_here(x)}
+    if not gone or not is_file_name(script):
         return ""
     here = Path.cwd()
     places = (x / script for x in (here, *folder.absolute().parents))
     found = next((place for place in places if place.is_file()), None)
-    what = f"{' and '.join(lost.values())} {'is' if len(lost) == 1 else 'are'} defined in {script}"
-    forms = {k: f"{Path(script).stem}:{x.partition(':')[2]}" for k, x in lost.items()}
+    what = f"{' and '.join(gone.values())} {'is' if len(gone) == 1 else 'are'} defined in {script}"
+    forms = {k: f"{Path(script).stem}:{x.partition(':')[2]}" for k, x in gone.items()}
     if found is None or not all(is_import_string(form) for form in forms.values()):
         return f"{what}: move the code to a module, or load the policy in {script}"
     given = " and ".join(

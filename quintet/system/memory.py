@@ -83,7 +83,7 @@ def _left_to_group(folder: Path) -> float:
     except (OSError, ValueError):  # ValueError: "max", no limit
         return math.inf
     kept = dict(line.split() for line in lines)
-    files = sum(int(kept.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
+    files = sum(int(kept.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     return max(0.0, most - used + files)
 
 
@@ -101,6 +101,6 @@ def _most_data() -> int | None:
     return _limit(resource.RLIMIT_DATA)
 
 
-def _limit(which: int) -> int | None:
-    most = resource.getrlimit(which)[0]
+def _limit(resource_id: int) -> int | None:
+    most = resource.getrlimit(resource_id)[0]
     return None if most == resource.RLIM_INFINITY else most

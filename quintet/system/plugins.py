@@ -108,9 +108,7 @@ class Catalog(Generic[T]):
         )
 
     def register(self, name: str, record: T) -> None:
-        """Adds a record in this process only; raises ConfigError if the name is in use or not
-        valid.
-        """
+        """Adds a record in this process only; raises ConfigError if its name is used or invalid."""
         if name in self:
             raise ConfigError(
                 f"the name of a {self.noun} must not be in use, got {name!r}: choose another one"
@@ -158,9 +156,7 @@ class Catalog(Generic[T]):
         return _points(self.group, _folders()) if self._is_in_use() else ()
 
     def _is_in_use(self) -> bool:
-        """Whether any package has entry points of the group, found faster than by
-        `importlib.metadata`.
-        """
+        """Whether a package has entry points of the group; faster than `importlib.metadata`."""
         sought = f"[{self.group}]".encode()
         folders = (os.path.abspath(folder) for folder in sys.path if isinstance(folder, str))
         with suppress(OSError):
@@ -192,6 +188,7 @@ class Catalog(Generic[T]):
         return found
 
     def _fault(self, name: str, record: object, where: str) -> str:
+        """Reason why an entry point's record can't be used; "": it can."""
         if not _is_name(name):
             return f"{self._name_fault(name)}, which is {where}: rename it there"
         if not isinstance(record, self.kind):

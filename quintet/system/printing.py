@@ -119,8 +119,7 @@ class LogFile:
 
 @final
 class QuietStream:
-    """The part of a text stream that rich and quintet use; after a failed write it writes
-    nothing."""
+    """The part of a text stream that rich and quintet use, silent after a failed write."""
 
     def __init__(self, stream: TextIO, log: LogFile | None = None) -> None:
         """log: also receives the text."""

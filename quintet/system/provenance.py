@@ -1,6 +1,4 @@
-"""Versions and processor, which affect a run's bytes in addition to its options, and the code's
-revision.
-"""
+"""Versions and processor, which affect a run's bytes beside its options, and code revisions."""
 
 import os
 import platform
@@ -50,20 +48,20 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
 
 
 def compared(
-    there: Mapping[str, str], ours: Mapping[str, str], exact: bool
+    theirs: Mapping[str, str], ours: Mapping[str, str], exact: bool
 ) -> tuple[str | None, str | None]:
     """Reason why a node may not take part, from its versions and processor; if it may, how it
     differs from the learner's machine.
 
     exact: whether all of these must be equal.
     """
-    differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
-    told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
+    differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    pairs = ", ".join(f"{name} {theirs.get(name)}, here {ours.get(name)}" for name in differ)
     if differ and (exact or _ALWAYS & {*differ}):
         must = "versions and processor" if exact else "versions of quintet, Python and PyTorch"
-        fault = f"must have the learner's {must}, got {told}: make them equal, or leave it out"
+        fault = f"must have the learner's {must}, got {pairs}: make them equal, or leave it out"
         return fault, None
-    return None, f"differs from this machine: {told}" if differ else None
+    return None, f"differs from this machine: {pairs}" if differ else None
 
 
 def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:

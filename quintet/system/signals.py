@@ -137,11 +137,11 @@ def interrupts_for_us_alone() -> Iterator[None]:
     Ctrl-C interrupts the block as soon as its thread, the main one, runs Python code; a second one
     ends the process at once.
     """
-    told = b"waiting for an environment to be made; a second Ctrl-C ends at once\n"
+    message = b"waiting for an environment to be made; a second Ctrl-C ends at once\n"
     with ExitStack() as ends:
         if threading.current_thread() is threading.main_thread():
             # The listener comes first, so that its thread receives what the main thread blocks.
-            request = StopRequest(lambda: os.write(2, told))
+            request = StopRequest(lambda: os.write(2, message))
             ends.callback(_Listener(request, [signal.SIGINT]).close)
         # Blocked and not ignored: a signal at the end of the block is handled afterwards.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -176,6 +176,7 @@ class _Listener:
         self._thread.join(_TOLD_AFTER_S)
 
     def _listen(self) -> None:
+        """Tells of a request to end; after a second Ctrl-C ends a process that does not heed it."""
         asked, tell_s, end_s = False, inf, inf
         while True:
             heard = self._hear(min(tell_s, end_s))
@@ -269,6 +270,7 @@ def _ends() -> list[signal.Signals]:
 
 @contextmanager
 def _handled(numbers: list[signal.Signals], handle: "signal._HANDLER") -> Iterator[None]:
+    """Handles the signals in the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

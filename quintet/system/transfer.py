@@ -42,8 +42,7 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
 
 
 def rows_at(x: Tensor, places: Tensor) -> Tensor:
-    """The rows ``[N, ...]`` at these places among all T * B rows of a tensor ``[T, B, ...]``,
-    copied."""
+    """Copies of the rows ``[N, ...]`` at places among the T * B rows of a ``[T, B, ...]``."""
     return x.flatten(0, 1).index_select(0, places)
 
 
@@ -91,8 +90,8 @@ def all_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tenso
             memory = torch.empty(0, dtype=torch.uint8).set_(of_group[0].untyped_storage())
         else:
             memory = layout.page_locked(of_group)
-        there = layout.cut(memory.to(device, non_blocking=True))
-        for i, x in zip(group, there, strict=True):
+        copies = layout.cut(memory.to(device, non_blocking=True))
+        for i, x in zip(group, copies, strict=True):
             found[i] = x
     return found
 
@@ -115,8 +114,7 @@ def to_host(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
 
 
 def _locked(tensors: Sequence[Tensor]) -> list[int]:
-    """Indices of the tensors, in order, that together are all views of one block of
-    `page_locked`."""
+    """Indices of the tensors, in order, that are all views of one block of `page_locked`."""
     if not tensors[0].is_pinned():
         return []
     memory = tensors[0].untyped_storage()

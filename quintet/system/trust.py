@@ -149,7 +149,11 @@ def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
         if isinstance(options.get(name), str)
         for given in [options.get(kwargs)]
     ]
-    calls += _evaluated_of(options) + _schedules_of(options) + _curriculum_of(options)
+    calls += _evaluated_of(options) + _schedules_of(options)
+    # Options of resets may name code or files as arguments do.
+    if isinstance(record := options.get("env.curriculum"), Mapping):
+        rest = {name: x for name, x in record.items() if name != "kind"}
+        calls.append(Call("env.curriculum", str(record.get("kind")), rest))
     return tuple(calls)
 
 
@@ -167,15 +171,6 @@ def _evaluated_of(options: Mapping[str, Any]) -> list[Call]:
 def _schedules_of(options: Mapping[str, Any]) -> list[Call]:
     found = sorted((name, x) for name, x in options.items() if name.endswith(_SCHEDULE))
     return [Call(name, x, {}) for name, x in found if isinstance(x, str) and ":" in x]
-
-
-def _curriculum_of(options: Mapping[str, Any]) -> list[Call]:
-    """The curriculum, whose options of resets may name code or files as arguments do."""
-    record = options.get("env.curriculum")
-    if not isinstance(record, Mapping):
-        return []
-    rest = {name: x for name, x in record.items() if name != "kind"}
-    return [Call("env.curriculum", str(record.get("kind")), rest)]
 
 
 def is_trusted_by_options(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:

@@ -95,7 +95,7 @@ def test_a_node_without_the_environment_s_package_is_refused(address: str, tmp_p
 
 def test_a_group_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_ray(monkeypatch)
-    with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet-rl\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"needs Ray.*pip install 'quintet-rl\[cluster\]'"):
         quintet.train(
             "ppo", Drifting, 640, None, tmp_path, COMMON | SMALL, seeds=[1], cluster="auto"
         )

@@ -151,5 +151,5 @@ def test_a_folder_in_use_is_refused_before_nodes_are_awaited(tmp_path: Path) -> 
 
 def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_ray(monkeypatch)
-    with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet-rl\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"needs Ray.*pip install 'quintet-rl\[cluster\]'"):
         train(tmp_path / "run", "auto", runtime__kind="async")

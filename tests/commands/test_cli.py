@@ -449,9 +449,9 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
     ("arguments", "says"),
     [
         (["trian"], r"one of train, .*got 'trian'; did you mean 'train'\?"),
-        (["train", "--env", "CartPole-v1"], "must have an algorithm first"),
-        (["config", "ppo"], "must name an environment"),
-        (["eval"], "quintet eval must get a run, got none"),
+        (["train", "--env", "CartPole-v1"], "needs an algorithm first"),
+        (["config", "ppo"], "there is no environment"),
+        (["eval"], "quintet eval needs a run"),
         (["plot"], "must get at least one run and a file"),
         (["plot", "r"], "must get at least one run and a file"),
         (["plot", "--out", "a.png"], "must get at least one run and a file"),
@@ -517,7 +517,7 @@ def test_a_gpu_that_is_not_there(refused, monkeypatch):
 def test_compiling_without_a_compiler(refused, quintet, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    says = r"runtime.compile=on must have a PyTorch and a C\+\+ compiler.*--runtime.compile off"
+    says = r"runtime.compile=on needs a PyTorch and a C\+\+ compiler.*--runtime.compile off"
     refused(*train("--runtime.compile", "on"), says=says)
     status, out, _ = quintet("config", *train()[1:])
     assert status == 0

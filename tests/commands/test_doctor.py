@@ -150,7 +150,7 @@ def test_an_environment_is_examined(
     ("words", "said"),
     [
         ([], "must get an environment or a run"),
-        (["--algo"], "--algo must have a value"),
+        (["--algo"], "--algo needs a value"),
         (["--gamma", "0.9", "CartPole-v1"], "before other options, got --gamma"),
         (["CartPole-v1", "--most-s", "x"], "must be numbers"),
         (["CartPole-v1", "--most-s", "nan"], "must be in"),
@@ -246,10 +246,10 @@ def test_a_run_that_does_well_is_told_so(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--known", "time_limit"], "did you mean time-limit?"),
         (["--known", "xyz"], "docs/not-learning.md lists them"),
-        (["--known"], "--known must have a name of a finding"),
+        (["--known"], "--known needs a name of a finding"),
         (["--minutes", "3"], "--minutes has no effect without --try"),
         (["--try", "--minutes", "0"], "--minutes in 0.1 .. 10,000"),
-        (["--try", "--known", "option-far"], "--try must have a finding with a command"),
+        (["--try", "--known", "option-far"], "--try needs a finding whose command"),
     ],
 )
 def test_what_cannot_be_known_or_tried_is_refused(

@@ -50,7 +50,7 @@ from quintet.envs.toy import Contextual
 
 def make(env, group):
     # It knows no rule of success.
-    return GymnasiumVectorEnv(env.with_options({"success": None}), group, Contextual)
+    return GymnasiumVectorEnv(env.with_options({"success": None}), group, lambda _: Contextual())
 
 IDS = ["Theirs-v0", "CartPole-v1"]
 BACKEND = Backend(

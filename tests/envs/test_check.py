@@ -310,7 +310,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "must get an environment, got none: quintet check-env ID"),
+        ([], "quintet check-env needs an environment: quintet check-env ID"),
         (["CartPole-v1", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["CartPole-v1", "--most-s", "0"], "--most-s must be above 0, got 0.0"),
         (["CartPole-v1", "--most-s", "nan"], "--most-s must be above 0, got nan"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agents_helpers import Game
-from corridor_helpers import LENGTHS
+from corridor_helpers import LENGTHS, Longer
 from small_run_helpers import SMALL
 
 import quintet
@@ -157,3 +157,6 @@ def test_games_get_options(tmp_path: Path) -> None:
     lengths = [each["length"] for each in seen if each]
     begun = lengths[lengths.index(1) :]  # before it they are tried, as evaluations play them
     assert begun == sorted(begun)
+    own = {name: x for name, x in config.items() if name != "env.curriculum"}
+    folder = tmp_path / "own"  # `Longer` refuses episodes, of any agent, without options
+    quintet.train("ppo", lambda: Told(), 640, run_dir=folder, config=own, curriculum=Longer())

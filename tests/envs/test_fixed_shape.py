@@ -54,7 +54,9 @@ def test_a_text_that_is_too_long_or_no_text_ends_the_run():
 
 def test_texts_of_vector_environments_are_refused_with_the_way_out():
     make = lambda: Custom(spaces.Text(2), "ab")  # noqa: E731
-    with pytest.raises(ConfigError, match="give a function that makes one environment: its texts"):
+    with pytest.raises(
+        ConfigError, match="give a function that makes one environment: its strings"
+    ):
         make_vector_env(gymnasium.vector.AsyncVectorEnv([make], context="spawn", daemon=True))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import agents_helpers
 import gymnasium
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def test_without_metrics_there_is_no_memory_and_nothing_reads() -> None:
     for asked in ("none", "auto"):
         env = make_group_env(of(Game, asked), 3)
         assert env.description.metrics == ()
-        assert env.metrics is None
+        assert env.infos is None
         assert allocate_row(env.spaces.observation, 3).metrics is None
 
 
@@ -274,6 +275,29 @@ def test_numbers_that_are_not_finite_do_not_count() -> None:
         env.send(np.zeros((1, 1), np.float32))
         env.recv(row)
     np.testing.assert_array_equal(row.metrics, [[np.nan, np.nan, np.nan, 6.0]])
+
+
+class Counting(agents_helpers.Game):
+    def step(self, actions):
+        *rest, infos = super().step(actions)
+        return *rest, {agent: {"n": 1, "t": self.t} for agent in infos}
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_a_game_that_is_cut_counts_each_info_once(limit: int | None) -> None:
+    options = {"backend": "pettingzoo", "max_episode_steps": limit}
+    env = make_group_env(of(lambda: Counting(), "n:sum, t", **options), 3)
+    row = allocate_row(env.spaces.observation, 3, 2)
+    env.restart(SEEDS, row.obs)
+    length, count = limit or 9, 0
+    for _ in range(24):
+        env.send(np.zeros(3, np.int64))
+        env.recv(row)
+        if row.truncated.any():
+            count += 1
+            assert row.metrics.tolist() == [[length, length]] * 3
+    assert count >= 2
+    env.close()
 
 
 def test_pools_of_envpool() -> None:

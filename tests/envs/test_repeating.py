@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from small_run_helpers import SMALL
 
 import quintet
-from quintet.envs import repeating
+from quintet.envs import random_play, repeating
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env
 from quintet.envs.repeating import unrepeatable
@@ -153,14 +153,14 @@ def test_environments_that_do_not_repeat_are_found(maker: Any, options: Any, sai
 
 def test_a_pause_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under load, where other processes run meanwhile."""
-    clock, pauses = repeating.perf_counter, iter([0.0, 0.0])
+    clock, pauses = random_play.perf_counter, iter([0.0, 0.0])
     paused = [0.0]
 
     def later() -> float:
         paused[0] += next(pauses, 0.15)
         return clock() + min(paused[0], 1.5)
 
-    monkeypatch.setattr(repeating, "perf_counter", later)
+    monkeypatch.setattr(random_play, "perf_counter", later)
     said: list[str] = []
     assert KEEPS in unrepeatable(of(partial(Ten, levels)), say=said.append)
     assert unrepeatable(of(Ten), say=said.append) == ""
@@ -169,7 +169,7 @@ def test_a_pause_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("limit", ["_MOST_CPU_S", "_MOST_S"])
 def test_a_check_that_a_limit_ends_says_so(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(repeating, limit, -1.0)
+    monkeypatch.setattr(random_play, limit, -1.0)
     said: list[str] = []
     assert unrepeatable(of(partial(Ten, levels)), say=said.append) == ""
     assert said == [
@@ -179,7 +179,7 @@ def test_a_check_that_a_limit_ends_says_so(monkeypatch: pytest.MonkeyPatch, limi
 
 
 def test_the_note_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeating, "_MOST_S", -1.0)
+    monkeypatch.setattr(random_play, "_MOST_S", -1.0)
     quintet.train("ppo", Ten, 128, run_dir=tmp_path, config=SMALL)
     assert "resumes seem exact after a check of 2 steps" in (tmp_path / "log.txt").read_text()
 

@@ -177,7 +177,7 @@ def test_missing_packages_are_told_first(format, package, policy, tmp_path, monk
     monkeypatch.setattr(programs, "version", version)
     monkeypatch.setattr(programs, "traced", never)
     with pytest.raises(
-        ExportError, match=rf"an export to {format} must have the package {package}, got none: pip"
+        ExportError, match=rf"an export to {format} needs {package}, which is not installed: pip"
     ):
         export(policy, tmp_path / "out", format, observations="space")
 

@@ -21,5 +21,5 @@ def test_it_plays_small_networks_alone() -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 3, 3])
     node = helper.make_node("Conv", ["x", "x"], ["y"])
     model = helper.make_model(helper.make_graph([node], "one", [value], []))
-    with pytest.raises(ExportError, match=r"numpy format must have an MLP.*the operator Conv"):
+    with pytest.raises(ExportError, match=r"numpy format holds an MLP.*the operator Conv"):
         programs.numpy_program(model.SerializeToString())

@@ -83,7 +83,7 @@ def test_what_is_no_export(tmp_path, capsys) -> None:
     assert "must be a folder that quintet export wrote" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "absent")]) == 1
     assert main(["verify"]) == 2
-    assert "quintet verify must get a folder" in capsys.readouterr().err.split("error: ", 2)[2]
+    assert "quintet verify needs a folder" in capsys.readouterr().err.split("error: ", 2)[2]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -186,11 +186,11 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "more": (set_in("in/other", np.zeros(2)), "must hold the steps"),
     "no archive": (lambda f: (f / "steps.npz").write_bytes(b"PK"), "must hold the steps"),
     "bomb": (bomb, "must hold the steps"),
-    "model": (lambda f: (f / "policy.onnx").write_bytes(b"\x08\x0a"), "must be a program"),
+    "model": (lambda f: (f / "policy.onnx").write_bytes(b"\x08\x0a"), "onnx can't be played"),
     "space": (lambda f: edited(f, "policy.json", lambda x: x.update(algo=1)), "algo: "),
     "state": (
         lambda f: edited(f, "policy.json", lambda x: x["state"].clear()),
-        "state must name every state",
+        "state must map each state",
     ),
     "port": (
         lambda f: edited(f, "policy.json", lambda x: x["inputs"][0].update(name="x")),
@@ -199,11 +199,11 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "further": (lambda f: edited(f, "policy.json", lambda x: x.update(more=1)), "more: "),
     "escapes": (
         lambda f: edited(f, "policy.json", lambda x: x["env"].update(id="\x1b[2J")),
-        "env.id: texts must have only printable characters",
+        "env.id: strings must have only printable characters",
     ),
     "escapes in a name": (
         lambda f: edited(f, "policy.json", lambda x: x["versions"].update({"\x1b[2J": "1"})),
-        "texts must have only printable characters",
+        "strings must have only printable characters",
     ),
     "no action": (
         lambda f: edited(f, "policy.json", lambda x: x.update(outputs=x["outputs"][2:])),
@@ -420,7 +420,7 @@ def in_numpy(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Path], None
 
 
 MEMORY, TIME = (
-    "must take at most 60 s and 2 GiB, got more",
+    "takes more memory than allowed (60 s and 2 GiB)",
     "must take at most 2 s and 2 GiB, but had",
 )
 HELD = "must hold the steps"

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quintet.jobs.child_process import AVAILABLE, Child, _server_for, _servers, _whole
+from quintet.jobs.child_process import AVAILABLE, Child, _full_environ, _server_for, _servers
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="Linux only")
 
@@ -113,7 +113,7 @@ def test_what_is_left_for_the_end_is_done(begin) -> None:
 def test_its_output_is_a_pipe_though_the_server_began_with_a_file(begin, tmp_path: Path) -> None:
     preload = ["json", "html"]
     with (tmp_path / "said").open("w") as file:
-        _server_for(preload, _whole({}), file.fileno())
+        _server_for(preload, _full_environ({}), file.fileno())
     lines = ("sys.stdout.reconfigure(errors='replace')", "print('done')", "return 0")
     child, said = begin("piped", *lines, preload=preload)
     assert child.wait(30) == 0

@@ -54,7 +54,7 @@ def test_a_block_of_another_size_is_refused(ends: Any) -> None:
 def test_a_block_that_nobody_expects_is_refused(ends: Any) -> None:
     one, other = ends
     one.send("weights", [memoryview(bytes(8))])
-    with pytest.raises(ConnectionError, match="no block belongs to str"):
+    with pytest.raises(ConnectionError, match="str must have no data block"):
         other.receive()
 
 

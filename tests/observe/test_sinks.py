@@ -440,7 +440,7 @@ def test_wandb_that_is_not_installed_is_refused_before_the_folder_is_touched(
 ):
     monkeypatch.setattr("quintet.observe.wandb_sink.find_spec", lambda name: None)
     with pytest.raises(
-        ConfigError, match=r"report.sinks=wandb must have wandb installed, got none"
+        ConfigError, match=r"report.sinks=wandb needs wandb, which is not installed"
     ):
         quintet.train(
             "ppo",

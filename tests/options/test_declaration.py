@@ -84,6 +84,18 @@ def test_an_option_without_effect_leaves_those_without_that_need_it() -> None:
     assert more["second"] == (0.5, "more")
 
 
+class Place(BaseModel):
+    """One of the values has a need."""
+
+    place: str = option("auto", doc="", needs=Needs("a ship", lambda _, f: f.on, value="far"))
+
+
+def test_a_need_of_one_value_leaves_the_others_alone() -> None:
+    assert idle(Place(place="far"), Facts(on=False)) == {"place": ("auto", "a ship")}
+    assert not idle(Place(place="near"), Facts(on=False))
+    assert not idle(Place(place="far"), Facts(on=True))
+
+
 def test_needs_wait_for_facts_that_are_not_known() -> None:
     assert idle(Chain(), Facts(), "chain.") == {}
     assert list(idle(Chain(second=0.0), Facts(), "chain.")) == ["third"]

@@ -196,7 +196,7 @@ def test_an_environment_that_cannot_be_made_is_told_with_all_other_faults():
     with pytest.raises(ConfigError, match=r"^env\.num_streams: [^(]* got 0; [^(]*$"):
         load("Pendulum-v1", env__num_streams=0)
     assert load("Pendulum-v1", env__num_threads="none").config.env.num_threads is None
-    with pytest.raises(ConfigError, match="must name an environment"):
+    with pytest.raises(ConfigError, match="there is no environment"):
         load_config("ppo", [], Layer("call", {}))
 
 

@@ -14,7 +14,7 @@ import quintet
 from quintet.commands import cli
 from quintet.envs.toy import FinitePay
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
-from quintet.policies.evaluation import MAX_STREAMS, evaluate_random
+from quintet.policies.evaluation import MAX_STREAMS
 
 
 class Numbered(gymnasium.Env):
@@ -410,14 +410,6 @@ def test_random_actions_are_the_score_to_beat(tmp_path):
     again = quintet.evaluate(policy, Guess, 1000, random=True)
     assert again.returns.tolist() == scores.returns.tolist()
     assert quintet.evaluate(policy, Guess, 10).mean in (0.0, 1.0)
-
-
-def test_random_scores_need_no_policy(bandit):
-    alone = evaluate_random(bandit.env, 30, seed=5)
-    with_policy = quintet.evaluate(bandit, episodes=30, seed=5, random=True)
-    assert alone.returns.tolist() == with_policy.returns.tolist()
-    with pytest.raises(ConfigError, match=r"episodes must be in 1 "):
-        evaluate_random(bandit.env, 0)
 
 
 def test_options_of_its_own(bandit):

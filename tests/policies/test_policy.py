@@ -21,7 +21,6 @@ from gymnasium import spaces
 from small_run_helpers import TOY
 
 import quintet
-from quintet.algorithms.parts.setup import Compute
 from quintet.checkpoints import checkpoint
 from quintet.envs.gymnasium import leaf_of
 from quintet.errors import CheckpointError, QuintetError
@@ -132,12 +131,12 @@ def test_act_on_one_observation_and_on_a_batch(run):
 
 
 def test_deterministic_is_the_mode(run, continuous):
-    actor = run.policy._loaded(Compute(records=("params_mu",)))
+    actor = run.policy.recorder("params_mu")
     out = actor.act({"obs": torch.from_numpy(OBSERVATIONS)}, {}, torch.ones(3).bool(), None)
     logits = out.record["params_mu"].numpy()
     assert run.policy.act(OBSERVATIONS)[0].tolist() == logits.argmax(-1).tolist()
     obs = np.array([[0.5, -0.5]], np.float32)
-    out = continuous.policy._loaded(Compute(records=("params_mu",))).act(
+    out = continuous.policy.recorder("params_mu").act(
         {"obs": torch.from_numpy(obs)}, {}, torch.ones(1).bool(), None
     )
     mean = out.record["params_mu"].numpy()[:, :2]

@@ -429,7 +429,7 @@ def test_every_option_of_decisions_has_an_effect(name: str) -> None:
             {"size": 2, "objective": "eval/return_mean", "min_episodes": 5},
             "min_episodes=5 has no effect without an objective of episodes",
         ),
-        ({"size": 3, "replace_frac": 0.7}, r"got all 3 \(rounded up\), so that none would change"),
+        ({"size": 3, "replace_frac": 0.7}, r"all 3 policies \(rounded up\) count as best"),
         ({"size": 2, "initial": {"a": (1.0,)}}, "must have 2 values of a"),
     ],
 )

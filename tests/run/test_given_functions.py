@@ -200,7 +200,7 @@ def test_workers_are_sent_them(tmp_path):
         assert lock is not None
         return Net(leaves)
 
-    with pytest.raises(ConfigError, match=r"a model and a schedule that can be sent to them, got"):
+    with pytest.raises(ConfigError, match=r"a model and a schedule that can be sent to them"):
         quintet.train("appo", TOY, 128, 0, tmp_path / "b", WORKERS, model=locked)
     assert not (tmp_path / "b").exists()
 

@@ -177,7 +177,7 @@ def test_a_run_does_not_claim_what_is_not_known_to_hold(kind: str, tmp_path: Pat
     assert len(said) == 1
     for way in ("state_dict() and load_state_dict(state)", "--env.fresh-at-checkpoints true"):
         assert way in said[0]
-    with pytest.raises(ConfigError, match=r"resume=exact must have .*reward at step"):
+    with pytest.raises(ConfigError, match=r"resume=exact needs .*reward at step"):
         train(folder, Levels, resume="exact", **KINDS[kind])
     train(folder, Levels, **KINDS[kind])
     assert "results will differ from the uninterrupted run" in log(folder)

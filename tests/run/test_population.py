@@ -473,14 +473,14 @@ def test_of_many_tuned_options_the_first_are_drawn(tmp_path: Path) -> None:
         ({"population.tuned": ["gae_lambda"]}, "that have an effect"),
         ({"population.tuned": ["rho_bar"], "use_vtrace": False}, r"got rho_bar=1\.0"),
         ({"population.objective": "no/such"}, "population.objective must be"),
-        ({"population.objective": "episode/success_rate"}, "must have env.success, got none"),
+        ({"population.objective": "episode/success_rate"}, "needs env.success"),
         (
             {
                 "population.objective": "eval/success_rate",
                 "runtime.kind": "async",
                 "eval.episodes": 1,
             },
-            "must have env.success, got none",
+            "needs env.success",
         ),
         ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
         ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "must name options that are tuned"),

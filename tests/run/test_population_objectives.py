@@ -51,7 +51,7 @@ def of_two(folder: Path, **config: Any) -> tuple[RunConfig, Spaces]:
 def two_policies(folder: Path, **config: Any) -> list[PolicyRun]:
     """Policies that have learned nothing."""
     resolved, spaces = of_two(folder, **config)
-    return make_policies(resolved, [resolved.learner] * 2, spaces, RunFolder(folder, signed=True))
+    return make_policies(resolved, spaces, RunFolder(folder, signed=True))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,12 @@ def test_nothing_is_decided_of_a_policy_that_is_ranked_alone_or_not_or_at_the_en
     monkeypatch.setattr(Population, "write", lambda _: None)
     policies = two_policies(tmp_path)
     population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
+    population.begin(policies)
     made = policies[0].config.total_env_steps // 4
     policies[0].counters.env_steps = made
     batch: Any = SimpleNamespace(policy=0, env_steps=1)
     of_run = policies[0].config.total_env_steps if spent else 2 * made
-    assert not population.consider(batch, policies, of_run, lambda _: None)
+    assert not population.consider(batch, of_run, lambda _: None)
     assert population.controller.due(0, made) != decided
 
 
@@ -141,6 +142,7 @@ def test_a_score_of_reports_is_considered_once(
     policies = two_policies(tmp_path, **OF_REPORTS)
     config = policies[0].config
     population = Population(config, RunFolder(tmp_path, signed=True))
+    population.begin(policies)
     one, period = policies[1], population.controller.period + 1
     one.counters.env_steps = population.controller.start + period
     for policy, score in zip(policies, (5.0, 1.0), strict=True):
@@ -149,7 +151,7 @@ def test_a_score_of_reports_is_considered_once(
 
     def considered() -> int:
         one.counters.env_steps += period
-        population.consider(batch, policies, 0, lambda _: None)
+        population.consider(batch, 0, lambda _: None)
         return population.controller.considered[1]
 
     first = one.counters.env_steps + period
@@ -198,27 +200,29 @@ def test_episodes_that_former_weights_began_do_not_rank_a_copy(tmp_path: Path) -
 def test_the_winner_and_the_reason_are_told(tmp_path: Path) -> None:
     policies = two_policies(tmp_path, **OF_REPORTS)
     population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
+    population.begin(policies)
     none = (
         "policy 0 is the run's policy: no policy has a finite eval/return_mean, so it is the first"
     )
-    assert population.winner(policies) == none
+    assert population.winner() == none
     evaluated(policies[1], 7.5)
     told = "policy 1 is the run's policy: it has the highest eval/return_mean, 7.5"
-    assert population.winner(policies) == f"{told} (policy 0 has none)"
+    assert population.winner() == f"{told} (policy 0 has none)"
     evaluated(policies[0], 3.0)
-    assert population.winner(policies) == f"{told} (policy 0 has 3)"
+    assert population.winner() == f"{told} (policy 0 has 3)"
 
 
 def test_it_is_told_which_policies_have_no_objective(tmp_path: Path) -> None:
     """Once for each set of them, after a further period with the same weights."""
     policies = two_policies(tmp_path)
     population = Population(policies[0].config, RunFolder(tmp_path, signed=True))
+    population.begin(policies)
     said: list[str] = []
 
     def consider(env_steps: int, *found: float | None) -> None:
         for policy in policies:
             policy.counters.env_steps = env_steps
-        population._tell_of_missing(found, policies, said.append)
+        population._tell_of_missing(found, said.append)
 
     for _ in range(2):
         consider(300, None, None)

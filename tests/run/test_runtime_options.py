@@ -154,7 +154,7 @@ def _inference(where: Where) -> None:
     (told,) = on_gpu(SimpleNamespace(config=chosen), given)
     assert "--runtime.inference local" in told.said
     assert not [*on_gpu(SimpleNamespace(config=given), given)]
-    with pytest.raises(ConfigError, match=r"inference=device must have a CUDA GPU, got .*auto"):
+    with pytest.raises(ConfigError, match=r"inference=device needs a CUDA GPU, but .*auto"):
         resolved(runtime__device="auto", runtime__inference="device")
 
 
@@ -391,7 +391,7 @@ def _gpu_math(where: Where) -> None:
     with pytest.raises(ConfigError, match=r"tf32=on has no effect without a CUDA GPU .*is cpu"):
         run(where.folder / "cpu", 64, runtime__device="cpu", runtime__tf32="on")
     for name, value in (("tf32", "off"), ("deterministic", "on")):
-        with pytest.raises(ConfigError, match=f"{name}={value} must have a CUDA GPU, got .*auto"):
+        with pytest.raises(ConfigError, match=f"{name}={value} needs a CUDA GPU, but .*auto"):
             run(where.folder / "auto", 64, **{f"runtime__{name}": value})
 
 

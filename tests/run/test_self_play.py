@@ -196,7 +196,7 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
         ),
         (
             {"population__assignment": "agent", "population__size": 2},
-            "assignment=agent must have population.pbt=false",
+            "assignment=agent can't have population.pbt",
         ),
         ({"population__assignment": "agent"}, r"population.assignment=agent has no effect"),
         (

@@ -132,9 +132,13 @@ class Wrong(Longer):
         (Wrong("text"), ConfigError, r"must return a dict, got str"),
         (Wrong("state"), ConfigError, r"state\(\) of env.curriculum must be dicts.*set"),
         (Wrong("ended"), ConfigError, r"raised in ended ValueError: it is lost"),
-        (Wrong("type"), EnvironmentFault, r"with the options {.size.: 3} of env.curriculum"),
+        (
+            Wrong("type"),
+            EnvironmentFault,
+            r"raised in reset\(options={.size.: 3} of env.curriculum\) KeyError",
+        ),
         ({"kind": "no_module:X"}, ConfigError, r"needs module 'no_module'"),
-        (3, ConfigError, r"curriculum must be an object with the methods"),
+        (3, ConfigError, r"must have the methods options, ended, .* got int without options, "),
     ],
 )
 def test_faults_of_curricula_are_one_sentence(
@@ -146,7 +150,9 @@ def test_faults_of_curricula_are_one_sentence(
 
 def test_options_that_an_environment_refuses_are_told_with_workers(tmp_path: Path) -> None:
     record = {"kind": "stages", "stages": [{"size": 3}]}
-    with pytest.raises(EnvironmentFault, match=r"KeyError: 'length'.* the options {'size': 3} of"):
+    with pytest.raises(
+        EnvironmentFault, match=r"reset\(options={'size': 3} of env.*KeyError: 'length'"
+    ):
         train(tmp_path, record, 64, config=LOCKSTEP)
 
 

@@ -94,7 +94,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
         end_async(self)
 
     def ends_lockstep(self: LockstepSampling) -> None:
-        assert not self.flying
+        assert not self.round_begun
         self.delivery.release()
         self.delivery.clear()
         found.update(free_slots(self.workers))

@@ -434,7 +434,7 @@ def test_environments_that_can_not_be_sent_stay_or_are_refused(closing: Any) -> 
     assert re.search(r"one by one: a step takes [\d.]+ ms, but others could not step", said[0])
     assert "can be sent to other processes" in said[0]
     asked = closing(make_streams(resolved(make, 3, num_processes=2), 3, Spreading()))
-    with pytest.raises(ConfigError, match=r"env.num_processes > 1 must have .* one that can't be"):
+    with pytest.raises(ConfigError, match=r"env.num_processes > 1 needs .* that can be sent"):
         rows_of(asked, 1)
 
 

@@ -115,7 +115,7 @@ def test_training_stops_a_batch_early_but_not_by_more_than_a_quarter(
     monkeypatch.setattr(leg.os, "kill", lambda *_: stopped.append(now[0] - 100.0))
     clock = leg._Clock(100.0, 10.0)
     clock._cancelled = SimpleNamespace(wait=wait)  # type: ignore[assignment]
-    heard = leg._Heard(clock, 0)
+    heard = leg._Listener(clock, 0)
     heard({"env_steps": 100.0, "wall_s": wall_s, "iterations": float(batches)})
     clock._watch()
     assert clock.over

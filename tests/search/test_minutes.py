@@ -137,7 +137,7 @@ def test_when_it_is_far_off(speed: float, expected: int | None, monkeypatch: pyt
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     budget = TimeBudget(10.0, 0.0, speed=1_000.0)
-    budget.run_begins()
+    budget.run_begins(time.monotonic())
     now = 2.0
     assert budget.correction(0, 560_000, 1.0) is None
     now = 20.0
@@ -293,7 +293,7 @@ def test_what_is_seen_late_is_said(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     budget = TimeBudget(10.0, 0.0, speed=1_000.0)
-    budget.run_begins()
+    budget.run_begins(time.monotonic())
     now = 310.0
     assert budget.correction(0, 560_000, 309.0) is None
     now = 350.0
@@ -403,7 +403,7 @@ def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     budget = TimeBudget(1.0, 0.0)
-    budget.run_begins()
+    budget.run_begins(time.monotonic())
     now = 100.0
     budget.row()  # a run has one batch
     assert budget.batch()
@@ -424,7 +424,7 @@ def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch):
     assert budget.evaluation_s == 16.0
     budget = TimeBudget(1.0, 0.0, evaluation_s=16.0)
     now = 38.0
-    budget.run_begins()
+    budget.run_begins(time.monotonic())
     now = 40.0
     assert not budget.batch()
     now = 47.0

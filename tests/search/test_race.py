@@ -639,7 +639,7 @@ def test_an_option_of_some_learners_only_is_refused(
     said = capsys.readouterr().err
     assert "got clip_epsilon, of appo, ppo only: leave it out, or give it to quintet train" in said
     assert cli.main(["train", "auto", "--env", TOY]) == 2
-    assert "must have a time, got none: give --minutes 10" in capsys.readouterr().err
+    assert "needs a time: --minutes 10" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"jobs must be a whole number .* got 1\.5: give one"):
         quintet.train("auto", TOY, minutes=1, jobs=1.5)  # type: ignore[arg-type]
 
@@ -669,7 +669,7 @@ def test_other_folders_two_races_in_one_and_damage_are_refused(
         runners = [{**held["runners"][0], name: value}]
         path.write_text(json.dumps({**held, "runners": runners}))
         assert cli.main(command(folder)) == 1
-        assert "must be the journal of a race, got a damaged one" in capsys.readouterr().err
+        assert "is a damaged journal of a race" in capsys.readouterr().err
 
 
 # With processes

@@ -96,12 +96,12 @@ def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
         ("running", None, ""),
     ]
     assert again.spent_s == 3.0
-    known = again.others(3, 1)
+    known = again.facts_for_pruning(3, 1)
     assert [each["state"] for each in known] == ["COMPLETE", "FAIL", "PRUNED"]
     assert [each["values"] for each in known] == [[2.0], None, [0.5]]
     assert [each["curve"] for each in known] == [[], [], [(1, 0.5)]]
     assert [each["attrs"].get("rung") for each in known] == [None, None, 1]
-    assert again.others(3, 4)[0]["state"] == "RUNNING"
+    assert again.facts_for_pruning(3, 4)[0]["state"] == "RUNNING"
 
 
 def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_a_journal_says_is_checked(tmp_path: Path, trial: dict[str, Any], h
     held = json.loads(path.read_text())
     held["trials"] = [{**held["trials"][0], **trial}]
     path.write_text(json.dumps(held))
-    with pytest.raises(Damaged, match=r"must be the journal of a sweep, got a damaged one") as said:
+    with pytest.raises(Damaged, match=r"is a damaged journal of a sweep") as said:
         opened(tmp_path)
     assert how in str(said.value)
 
@@ -178,7 +178,7 @@ def test_hyperband_ends_trials_by_what_earlier_ones_left(tmp_path: Path) -> None
     lengths = []
     for number in range(12):
         study.begin("random", 0, 1, None)
-        ends, attrs = judge("hyperband", study.others(number, 1))
+        ends, attrs = judge("hyperband", study.facts_for_pruning(number, 1))
         curve = []
         for step in range(1, 11):
             curve.append([step, float(-number)])

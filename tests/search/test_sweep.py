@@ -183,7 +183,7 @@ def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(with_failures: Pat
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), "must have an end"),
+        ((), "needs an end"),
         (("--trials", "0"), "--trials must be a whole number of at least 1"),
         (("--trials", "2", "--resume", "latest"), "resume must be left to a sweep"),
         (("--trials", "2", "--seeds", "1,2"), "--seeds is an option of quintet train"),

@@ -86,7 +86,7 @@ class ACERConfig(Options):
     entropy_coef: NotNegative = option(
         0.01,
         needs=Needs(
-            "learn_std, since the entropy of a Gaussian depends on its spread alone",
+            "learn_std or discrete actions: the entropy of a Gaussian depends on its spread alone",
             lambda o, f: o.learn_std or f.discrete,
             rest=0.0,
         ),

@@ -238,8 +238,7 @@ class ACERLearner:
         self.config = options
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Loads weights; a standard deviation that is not learned keeps the value of the
-        options."""
+        """Loads weights; a standard deviation that is not learned keeps the options' value."""
         if not self.config.learn_std:
             own = self.weights()
             spread = [name for name in _SPREAD if name in own]
@@ -247,8 +246,7 @@ class ACERLearner:
         self.normalizers.loads(self.trained)(weights)
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """Makes one optimizer step on the batch; after a fresh batch also updates the
-        normalisers."""
+        """Makes one optimizer step on the batch; a fresh batch also updates the normalisers."""
         config = self.config
         done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * self.schedule(done)

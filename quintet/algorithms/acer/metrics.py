@@ -114,14 +114,19 @@ def statistics(
     critic = {f"loss/{name}": x for name, x in outputs.critic.items()}
     total = sum(critic.values(), start=policy) + bonus
     losses = {"loss/policy": policy, **critic, "loss/entropy": bonus, "loss/total": total}
-    values = estimates.q, estimates.target, estimates.advantage
-    common = off_policy.statistics(
-        losses,
-        off_policy.Terms(entropy, rows.log_rho, rows.log_rho.exp(), *values, rows.reward),
-        valid,
-        (count, len(valid) * unrolls.columns),
-        (knobs.importance_clip, knobs.c_bar**dimensions),  # traces have the root of the ratio
+    terms = off_policy.Terms(
+        entropy=entropy,
+        log_rho=rows.log_rho,
+        rho=rows.log_rho.exp(),
+        v_tm1=estimates.q,
+        target_tm1=estimates.target,
+        pg_advantage_tm1=estimates.advantage,
+        reward=rows.reward,
     )
+    # Retrace cuts rho^(1/dimensions) at c_bar, so rho at c_bar^dimensions.
+    bars = knobs.importance_clip, knobs.c_bar**dimensions
+    whole = count, len(valid) * unrolls.columns
+    common = off_policy.statistics(losses, terms, valid, whole=whole, bars=bars)
     means = {
         **common.means,
         "loss/policy_truncated": mean(estimates.truncated),
@@ -134,7 +139,7 @@ def statistics(
         means |= dict(zip(REGION, sums, strict=True))
     if normalizers.rewards.kind != "none":
         del means["reward/mean"]  # the normalised reward's
-    else:  # the environment's, as only fresh batches show it
+    else:  # age is NaN in a fresh batch; replayed rows give no mean of the current policy
         means["reward/mean"] = torch.where(age[0, 0].isnan(), means["reward/mean"], torch.nan)
     return common._replace(means=means)
 

@@ -52,7 +52,7 @@ class DDPGActor:
         self.warming_up = False
         # A compiled graph's inputs are converted one by one, so its weights are one vector.
         self._shared = Graph(self._act_by_theta) if compute.compile else self._act_alike
-        self._own = Graph(self._act_each) if compute.compile else self._act_each
+        self._act_perturbed = Graph(self._act_each) if compute.compile else self._act_each
         self._chosen = GraphedMethod(self._choose) if compute.graph else self._choose
 
     @property
@@ -113,7 +113,9 @@ class DDPGActor:
             action = self._shared(obs)
             return action, self.box.to_env(action), {}
         normal, ou, uniform = torch.split(noise[:, 1:].float(), self.box.size, -1)
-        action = self._own(obs, state["weights"]) if self.sizes.param else self._shared(obs)
+        action = (
+            self._act_perturbed(obs, state["weights"]) if self.sizes.param else self._shared(obs)
+        )
         after: State = {}
         if self.sizes.ou:
             x = torch.where(is_first.unsqueeze(-1), 0.0, state["ou"])
@@ -171,8 +173,7 @@ class DDPGActor:
         return {name: x.view(-1, *shape) for (name, shape), x in parts}
 
     def _act_at_once(self, encoder: Mlp, seen: Obs, own: dict[str, Tensor]) -> Tensor:
-        """The network's outputs, each row by its own weights, with one batched product per
-        layer."""
+        """The network's outputs, each row by its own weights, in one batched product per layer."""
         start = "encoder.layers."
         layers = {name.removeprefix(start): x for name, x in own.items() if name.startswith(start)}
         with autocast(self.network.trunk.precision, self.theta.device):

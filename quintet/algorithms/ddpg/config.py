@@ -201,9 +201,9 @@ def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
     """Warnings about options that are allowed but seldom wise."""
     if not config.noise.param or model.layer_norm:
         return []
-    which = f"LayerNorm in {model.encoder}" if model.custom else "--model.layer-norm true"
+    norm = f"LayerNorm in {model.encoder}" if model.custom else "--model.layer-norm true"
     return [
-        f"parameter noise without {which} moves some layers far more than others, since one size "
+        f"parameter noise without {norm} moves some layers far more than others, since one size "
         "fits all of their weights only where their inputs are normalised"
     ]
 

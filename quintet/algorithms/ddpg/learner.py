@@ -264,8 +264,7 @@ class DDPGLearner:
     # Replayed batches
 
     def _known_targets(self, own: Transitions) -> Tensor:
-        """Targets ``[B]`` by the old statistics, into which the targets of all ranks are then
-        merged."""
+        """Targets ``[B]`` by the old statistics, which then take in the targets of all ranks."""
         config = self.config
         numbers = to_device(torch.tensor([config.gamma, config.reward_scale]), self.setup.device)
         target = self._target(own, numbers)
@@ -296,8 +295,8 @@ class DDPGLearner:
         """The distance by which a perturbation moves actions: root mean square, over all ranks."""
         actor, _ = self._split(self.trained.parameters)
         moved = self._perturbed(actor, seed)
-        ours, theirs = (functional_call(self.network.actor, x, (obs,)) for x in (actor, moved))
-        squares = (ours - theirs).square().mean() / self.ranks.size
+        ours, perturbed = (functional_call(self.network.actor, x, (obs,)) for x in (actor, moved))
+        squares = (ours - perturbed).square().mean() / self.ranks.size
         return self.ranks.sum(squares).sqrt()
 
     def _perturbed(self, actor: Parameters, seed: int) -> Parameters:
@@ -314,8 +313,10 @@ class DDPGLearner:
     # Reports
 
     def metrics(self) -> dict[str, float]:
-        self.trained.fold()
+        """Metrics since the last report, of updates, executed actions and the reference batch."""
+        self.trained.fold()  # the steps that still wait
         config = self.config
+        # No return is larger than that of the largest reward in every step.
         largest = abs(config.reward_scale) * self.largest_reward.item()
         bound = largest / (1.0 - config.gamma) if config.gamma < 1 else math.inf
         values = metrics.finished(self.trained.interval.read(), bound) | self._of_collected()

@@ -47,8 +47,7 @@ class Networks(nn.Module):
         self, spaces: Spaces, model: ModelConfig, action_layer: int, output_init: float,
         generator: torch.Generator, precision: Precision = "fp32",
     ):  # fmt: skip
-        """output_init: weights of both last layers are drawn uniformly from [-output_init,
-        output_init]."""
+        """output_init: bound of the uniform first weights of both last layers."""
         super().__init__()
         self.actor = Policy(spaces, model, generator, precision)
         size = self.actor.box.size
@@ -76,8 +75,7 @@ NORMALIZING = (
 
 
 def perturbable(policy: nn.Module) -> dict[str, bool]:
-    """Whether parameter noise changes a parameter, by name; weights of normalising layers are not
-    changed."""
+    """Whether parameter noise changes a parameter, by name; not those of normalising layers."""
     norms = {
         parameter
         for module in policy.modules()

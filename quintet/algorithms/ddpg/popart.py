@@ -1,5 +1,4 @@
-"""Statistics of a critic's targets, and critics that keep their values when the statistics
-change."""
+"""Statistics of a critic's targets, and critics that keep their values when these change."""
 
 from collections.abc import Mapping
 from typing import final

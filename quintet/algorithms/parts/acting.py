@@ -1,5 +1,4 @@
-"""Acting: the actor of learners that sample from their policy, action masks, and uniform
-warm-up."""
+"""Acting: the actor of learners that sample from their policy, action masks, uniform warm-up."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,7 +129,7 @@ class PolicyNetwork(Protocol):
     def initial_state(self, num_streams: int) -> State: ...
 
     def forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Parameters, the learner's second output (the value, if it is recorded), state."""
+        """Policy parameters, second output (the value, if recorded), next state."""
         ...
 
     def policy(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, State]:
@@ -271,6 +270,7 @@ class SamplingActor:
     def _chosen(
         self, action: Tensor, params: Tensor, value: Tensor | None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The action, as the environment takes it too, and the records of the policy there."""
         record: dict[str, Tensor] = {}
         if "logp_mu" in self.records:
             record["logp_mu"] = self.family.log_prob(params, action)

@@ -140,9 +140,7 @@ class Normalizers:
             self.rewards.merge(batch)
 
     def add_rewards(self, interval: Interval, batch: Rollout, ranks: Ranks) -> None:
-        """Adds `of_rewards` of the batch of all ranks to an interval, unless rewards stay as they
-        are.
-        """
+        """Adds `of_rewards` of all ranks' batch to an interval, if rewards are normalised."""
         if self.rewards.kind != "none":
             whole = ranks.whole(batch)
             interval.add(Statistics(self.of_rewards(whole, self.rewards(whole.reward))))

@@ -95,8 +95,7 @@ def statistics(
 
 
 def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics in which means of squares are replaced by the spreads over all rows of the
-    interval."""
+    """Metrics with spreads over all rows of the interval in place of the means of squares."""
     values = dict(metrics)
     if _TARGET not in values:
         return values
@@ -129,8 +128,7 @@ def with_critic_fit(metrics: Mapping[str, float]) -> dict[str, float]:
 
 @torch.no_grad()
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
-    """The means that `with_fit` reads, from values and targets ``[N]``; `count`: rows of all
-    ranks."""
+    """The means that `with_fit` reads, of values and targets ``[N]``; `count`: all ranks' rows."""
     # One by one: stacked, they made a compiled step slower.
     each = {_TARGET: target.double(), _ERROR: (target - value).double()}
     squares = {f"{name}{_SQUARED}": x.square() for name, x in each.items()}

@@ -29,6 +29,7 @@ def find_schedule(name: str) -> Schedule:
         raise ConfigError(f"lr_schedule={name} must name a function, got {own!r}; correct the name")
 
     def checked(done: float) -> float:
+        """The function's factor; raises ConfigError for an error, or a number below 0."""
         try:
             factor = float(own(done))
         except STOPS:

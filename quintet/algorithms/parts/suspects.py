@@ -32,8 +32,7 @@ SYMPTOMS: dict[tuple[str, str], frozenset[str]] = {
     ("rollout", "below"): frozenset({"not-learning", "health-value-function"}),
     ("n_epochs", "above"): frozenset({"health-policy"}),
 }  # fmt: skip
-"""Findings that an option explains, by the option's usual name and the direction in which it
-differs."""
+"""Findings that an option explains, by its usual name and the direction of its difference."""
 
 
 HARMLESS_WAYS = {

@@ -73,7 +73,7 @@ class StepOptions(NamedTuple):
 def knobs_of(kind: type[K], options: object, **others: float | None) -> K:
     """Knobs from the options of the same names; none becomes infinity, a bound that never applies.
 
-    others: knobs that replace options.
+    others: knobs given here instead.
     """
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     values = [others[name] if name in others else getattr(options, name) for name in names]
@@ -166,20 +166,20 @@ class Trained(Generic[B, K]):
         self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
         self._knobs: Callable[..., K] = knobs
         # Names of a step's own statistics, which stand before those of the loss.
-        self._own = tuple(f"optim/{segment}_grad_norm" for segment in segments)
-        self._own = self._own or ("optim/grad_norm", "optim/grad_clip_frac")
+        self._norm_names = tuple(f"optim/{segment}_grad_norm" for segment in segments)
+        self._norm_names = self._norm_names or ("optim/grad_norm", "optim/grad_clip_frac")
         self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
         self._names = Names(())
         self._pending: list[tuple[Kind, Tensor]] = []
         # One graph, or two where ranks exchange gradients in between.
-        self._whole: Callable[[B, Tensor], Tensor] | None = None
+        self._graph_step: Callable[[B, Tensor], Tensor] | None = None
         self._parts: Any = None
         if compiles and self.ranks.size == 1:
-            self._whole = Graph(self._compiled_step)
+            self._graph_step = Graph(self._compiled_step)
         elif compiles:
             self._parts = Graph(self._compiled_gradient), Graph(self._compiled_apply)
         elif captures and self.ranks.size == 1:
-            self._whole = GraphedMethod(self._eager_step, self._changed, ("_names",), (Rows,))
+            self._graph_step = GraphedMethod(self._eager_step, self._changed, ("_names",), (Rows,))
         elif captures:
             gradient = GraphedMethod(self._gradient, sets=("_names",), kept=(Rows,))
             self._parts = gradient, GraphedMethod(self._apply, self._changed)
@@ -206,8 +206,8 @@ class Trained(Generic[B, K]):
         if self.memory_steps % CLEAR_EVERY == 0:
             self._clear_subnormals()
         packed = self._packed(knobs, options, polyak)
-        if self._whole is not None:
-            vector = self._whole(batch, packed)
+        if self._graph_step is not None:
+            vector = self._graph_step(batch, packed)
             self._pending.append(((self._names, resting), vector))
             return
         gradient, apply = self._parts or (self._gradient, self._apply)
@@ -262,8 +262,7 @@ class Trained(Generic[B, K]):
         return StepOptions(rates, options.max_grad_norm)
 
     def views(self) -> Parameters:
-        """New views of the parameters; a graph gets whole segments as inputs, since each input
-        costs time."""
+        """New views of the parameters; a graph gets whole segments, since each input costs time."""
         return join((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
@@ -275,8 +274,8 @@ class Trained(Generic[B, K]):
 
     def _changed(self) -> list[Tensor]:
         """The tensors that a step writes to."""
-        held = self.theta, *self.memory.values(), self.average, self.gradient
-        return [x for x in held if x is not None]
+        tensors = self.theta, *self.memory.values(), self.average, self.gradient
+        return [x for x in tensors if x is not None]
 
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
         """The whole step of a single learner."""
@@ -373,7 +372,7 @@ class Trained(Generic[B, K]):
 
     def _all(self, names: Names) -> Names:
         """Names of all statistics of a step, with its own in front of those of the loss."""
-        return Names((*self._own, *names.means), *names[1:])
+        return Names((*self._norm_names, *names.means), *names[1:])
 
     def end_update(self) -> None:
         """Folds, but leaves it to `published` where a GPU would be waited for, unless other ranks
@@ -411,7 +410,7 @@ class Trained(Generic[B, K]):
     def _add(self, kind: Kind, vectors: Tensor, steps: list[int]) -> None:
         """Adds the vectors ``[K, N]`` of K steps, counted from 0, to the interval."""
         names, resting = kind
-        columns = required_finite(self._own, names.means)
+        columns = required_finite(self._norm_names, names.means)
         looked_at = vectors[:, columns]
         finite = looked_at.isfinite()
         if not finite.all():
@@ -433,7 +432,7 @@ class Trained(Generic[B, K]):
         due = self.pending >= FOLD_EVERY
         if not due and not (self.theta.is_cuda and self.ranks.size == 1):
             (names, _), vector = self._pending[-1]
-            last, columns = vector.tolist(), required_finite(self._own, names.means)
+            last, columns = vector.tolist(), required_finite(self._norm_names, names.means)
             due = not all(math.isfinite(last[k]) for k in columns)
         if due:
             self.fold()
@@ -485,9 +484,9 @@ class Trained(Generic[B, K]):
 
     def save(self) -> dict[str, Tensor]:
         """The weights and the optimizer's memory, by name."""
-        held = {f"optimizer/{name}": x for name, x in self.memory.items()}
-        held |= {_SAT_OUT.format(name): torch.tensor(n) for name, n in self._sat_out.items()}
-        return self.weights() | held | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
+        tensors = {f"optimizer/{name}": x for name, x in self.memory.items()}
+        tensors |= {_SAT_OUT.format(name): torch.tensor(n) for name, n in self._sat_out.items()}
+        return self.weights() | tensors | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Copies what `save` returned, and sets `steps`."""

@@ -71,10 +71,7 @@ class PPOConfig(Options):
     """times at which values, advantages and targets are computed: once, or before each pass"""
     normalize_advantage: Literal["batch", "minibatch", "none"] = option(
         "batch",
-        needs=Needs(
-            "minibatch_steps",
-            lambda o, _: o.normalize_advantage != "minibatch" or o.minibatch_steps is not None,
-        ),
+        needs=Needs("minibatch_steps", value="minibatch"),
         also="norm_adv",
     )
     """rows over which advantages get mean 0 and variance 1"""

@@ -414,8 +414,7 @@ class Schedule:
         self.metrics = self._current()
 
     def adapt(self, mean_kl: float) -> dict[str, float]:
-        """Adapts the penalty's weight and the learning rate to the updated policy's KL; returns
-        metrics."""
+        """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
         config, metrics = self.config, {"policy/kl": mean_kl}
         if config.kl_coef_init > 0:
             before = self.beta

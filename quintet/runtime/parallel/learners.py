@@ -76,19 +76,19 @@ class BatchMemory:
 
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
         self._batches: dict[bool, Rollout] = {}
-        for replayed, (held, shape) in _batches(rows, plan).items():
+        for replayed, (row_specs, shape) in _batches(rows, plan).items():
             memory = arena.below(f"batch/{replayed}/")
             cut = memory.pop("trace_cut")
-            rollout = Slot(memory, held, shape).rollout
+            rollout = Slot(memory, row_specs, shape).rollout
             self._batches[replayed] = replace(rollout, trace_cut=cut, replayed=replayed)
 
     @staticmethod
     def specs(rows: RowSpecs, plan: DataPlan) -> dict[str, TensorSpec]:
         all_specs: dict[str, TensorSpec] = {}
-        for replayed, (held, shape) in _batches(rows, plan).items():
+        for replayed, (row_specs, shape) in _batches(rows, plan).items():
             columns = shape.columns_per_batch
             cut = TensorSpec((shape.unroll_steps, columns), torch.bool)
-            specs = slot_specs(held, shape, columns) | {"trace_cut": cut}
+            specs = slot_specs(row_specs, shape, columns) | {"trace_cut": cut}
             all_specs |= prefixed(f"batch/{replayed}/", specs)
         return all_specs
 
@@ -161,8 +161,7 @@ class Learners:
         for rank in range(1, size):
             specs |= messages.progress_specs(f"learner {rank}")
         refusal = (
-            "runtime.num_learners must have spaces and a model that can be sent to other "
-            "processes, got some that can't be"
+            "runtime.num_learners needs spaces and a model that can be sent to other processes"
         )
         work = [
             pickled(LearnerWork(rank, spec, plan), refusal, "leave it out")
@@ -181,6 +180,7 @@ class Learners:
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
+        """The process of the learner of a rank, not started yet."""
         kind = ProcessKind(
             f"learner {rank}",
             self.spec.devices[rank],
@@ -271,6 +271,7 @@ class Learners:
             process.launch()
 
     def _connect(self) -> None:
+        """Connects the ranks; raises PeerGone, or what `_watch` raises, if one fails meanwhile."""
         store, port = host_store()
         self._tell(messages.Connect(port))
         failed: list[PeerGone] = []
@@ -366,8 +367,8 @@ class Learners:
 
     def _culprit(self, what: str) -> QuintetError:
         """The error of the learner that ended an exchange."""
-        lost = f"the learners lost their connection, though none has ended: {what}"
-        return self._fault or self._news(_FIND_S) or LearnerFault(lost)
+        message = f"the learners lost their connection, though none has ended: {what}"
+        return self._fault or self._news(_FIND_S) or LearnerFault(message)
 
     def _compare(self) -> None:
         """Checks that all learners have the same state."""
@@ -375,14 +376,14 @@ class Learners:
             return
         self._compared += 1
         self._tell(messages.Compare(self._compared))
-        wanted = messages.Sum(self._compared, checksum(self.learner))
+        expected = messages.Sum(self._compared, checksum(self.learner))
         for process in self.processes:
             while process.ready and process.channel.poll(STOP_GRACE_S):
                 answer = process.hear()
                 if isinstance(answer, QuintetError):
                     self._fault = answer  # raised by the next update: the first's state is sound
-                elif answer.number == wanted.number:  # else it is a late one
-                    if answer != wanted:
+                elif answer.number == expected.number:  # else it is a late one
+                    if answer != expected:
                         raise LearnerFault(
                             f"{process.name} must have the same weights as the first learner, "
                             f"but they differ after update {self.updates}; check this "

@@ -231,6 +231,7 @@ def host_store() -> tuple[Any, int]:
 
 
 def _store_of(more: dict[str, bool]) -> tuple[Any, int]:
+    """A store for ranks of this machine, and its port."""
     listener = socket.create_server((_HERE, 0))  # the store's own listens to other machines too
     port, file = listener.getsockname()[1], listener.detach()
     try:
@@ -298,6 +299,7 @@ class Guard:
             self._thread.join()
 
     def _run(self) -> None:
+        """Watches the other ranks whenever an exchange takes longer than a look."""
         seen: Callable[[], bool] | None = None
         while not self._over.wait(self._look_every_s):
             with self._lock:

@@ -73,6 +73,6 @@ def _locked() -> None:
 
 def _refusal(machine: str, why: str) -> ConfigError:
     return ConfigError(
-        f"worker processes must have a memory barrier between processes, got none on this machine "
+        f"worker processes need a memory barrier between processes, which this machine lacks "
         f"({machine}: {why}); use --runtime.kind serial"
     )

@@ -24,13 +24,13 @@ class Filled(NamedTuple):
     """A worker has filled one slot per group.
 
     granted: largest number of env_steps that could have been executed.
-    slots: index of the slot, by group.
+    full: the worker's message.
     """
 
     worker: int
     unrolls: list[Unroll]
     granted: int
-    slots: tuple[int, ...]
+    full: messages.Full
 
 
 class Asking(NamedTuple):
@@ -80,7 +80,7 @@ class Sampler:
     """A sampler process and its grants.
 
     new: whether its streams have not restarted since the process began.
-    told: `Grants.task` as its environments know it.
+    task: the newest `Grants.task` that was sent to its environments.
     """
 
     process: Reached
@@ -90,9 +90,9 @@ class Sampler:
         self.granted: deque[Fill] = deque()
         self.busy_since_s = 0.0
         self.paused = False  # has done its rows and waits for more
-        self.lost = False  # streams must begin again before it fills another slot
+        self.must_restart = False  # streams must begin again before it fills another slot
         self.new = True
-        self.told: bytes | None = None
+        self.task: bytes | None = None
 
     @property
     def num_streams(self) -> int:
@@ -131,9 +131,7 @@ class Grants:
         self._count = 0
 
     def open(self, rows: RowSpecs, others: Mapping[str, TensorSpec]) -> Arena:
-        """Makes memory for the slots and for other tensors; raises ConfigError if there is too
-        little.
-        """
+        """Makes memory for slots and other tensors; raises ConfigError if there is too little."""
         specs, places = dict(others), self._spec.places
         for place in places:
             specs |= messages.slots_in_arena(self._spec, rows, place)
@@ -144,8 +142,8 @@ class Grants:
     def bytes_of(self, index: int, slots: Sequence[int]) -> list[memoryview]:
         """The memory of slots of a worker, one of each of its groups."""
         groups = [place.group for place in self.samplers[index].places]
-        held = zip(groups, slots, self._of(self.samplers[index], slots), strict=True)
-        return [messages.slot_bytes(self._arena, *each) for each in held]
+        triples = zip(groups, slots, self._of(self.samplers[index], slots), strict=True)
+        return [messages.slot_bytes(self._arena, *each) for each in triples]
 
     def close(self) -> None:
         """Gives memory back, with the last view of it."""
@@ -159,16 +157,19 @@ class Grants:
     ) -> bool:
         """Has a worker fill one free slot of each of its groups; False if there are none.  See
         `Fill`; a worker that `asks` waits for `extend`.
+
+        versions: of the weights to act with; rows: of the unroll.
         """
         sampler = self.samplers[index]
         with self.lock:
             free = [self.free[place.group] for place in sampler.places]
-            if not sampler.process.ready or sampler.lost or not all(free):
+            if not sampler.process.ready or sampler.must_restart or not all(free):
                 return False
             self._count += 1
-            slots = tuple(mine.popleft() for mine in free)
-            task = None if sampler.told is self.task else self.task
-            sampler.told = self.task
+            slots = tuple(group.popleft() for group in free)
+            # A task is sent only if it is new.
+            task = None if sampler.task is self.task else self.task
+            sampler.task = self.task
             self.give(index, Fill(slots, self._count, versions, rows, asks, task))
         return True
 
@@ -199,10 +200,10 @@ class Grants:
         with self.lock:
             states: tuple[Sequence[bytes], ...] = ()
             if sampler.new:
-                sampler.told = None
+                sampler.task = None
             if sampler.new and self.states:
                 states = tuple(self.states.get(place.group, ()) for place in sampler.places)
-            sampler.lost = sampler.new = False
+            sampler.must_restart = sampler.new = False
             sampler.process.send(messages.Restart(iteration, states))
 
     def hear(self, index: int, message: Any) -> Event:
@@ -220,11 +221,12 @@ class Grants:
             grant = sampler.granted.popleft()
             sampler.busy_since_s = time.monotonic()
         unrolls: list[Unroll] = []
-        held = zip(sampler.places, grant.slots, self._of(sampler, grant.slots), strict=True)
-        for index_, (place, k, slot) in enumerate(held):
-            slot.options = message.options[index_] if message.options else ()
+        slots = self._of(sampler, grant.slots)
+        triples = zip(sampler.places, grant.slots, slots, message.options, strict=True)
+        for place, k, slot, options in triples:
+            slot.options = options
             unrolls.append(slot.unroll(Lease(partial(self._freed, index, place.group, k))))
-        return Filled(index, unrolls, grant.rows * sampler.num_streams, grant.slots)
+        return Filled(index, unrolls, grant.rows * sampler.num_streams, message)
 
     def died(self, index: int, error: QuintetError) -> Died:
         """The event of the end of a worker's process, whose slots are free again."""
@@ -236,7 +238,7 @@ class Grants:
         """
         sampler, executed = self.samplers[index], 0
         with self.lock:
-            sampler.paused, sampler.lost = False, True
+            sampler.paused, sampler.must_restart = False, True
             while sampler.granted:
                 slots = sampler.granted.popleft().slots
                 executed += sum(slot.executed for slot in self._of(sampler, slots))

@@ -73,6 +73,7 @@ class Watch:
         return "the iteration"
 
     def _look(self) -> None:
+        """Tells of a wait in the environments, then again when it has doubled."""
         every_s = min(_LOOK_EVERY_S, self.allowed_s / 4)
         tell_at_s = 0.0
         while not self._ending.wait(every_s):

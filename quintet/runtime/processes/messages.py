@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 
@@ -78,12 +78,12 @@ class Full(NamedTuple):
     """Reports that the slots of a grant hold all granted rows.
 
     states: by group, the state that its environments offer; empty where none does.
-    options: by group, those of its episodes, see `Slot.options`; empty without a curriculum.
+    options: by group, those of its episodes, see `Slot.options`.
     """
 
     slots: tuple[int, ...]
-    states: tuple[Sequence[bytes], ...] = ()
-    options: tuple[Sequence[Any], ...] = ()
+    states: tuple[Sequence[bytes], ...]
+    options: tuple[Sequence[Any], ...]
 
 
 class Discarded(NamedTuple):
@@ -102,30 +102,14 @@ class Stop(NamedTuple):
     """Asks any process to end in an orderly way."""
 
 
-class Reset(NamedTuple):
-    """Asks a stepper to restart every stream with these seeds."""
+class Ask(NamedTuple):
+    """Asks a stepper to restart every stream, with these seeds; to step them, with the actions in
+    shared memory; to save the state of its environments, for the answer, or to load this one; or to
+    tell them a text, see `quintet.envs.tasks`.
+    """
 
-    seeds: tuple[int, ...]
-
-
-class Step(NamedTuple):
-    """Asks a stepper to step every stream with the actions in shared memory."""
-
-
-class SaveStates(NamedTuple):
-    """Asks a stepper for the state of its environments, the answer's `states`."""
-
-
-class LoadStates(NamedTuple):
-    """Asks a stepper to give its environments these states."""
-
-    states: Sequence[bytes]
-
-
-class SetTask(NamedTuple):
-    """Tells a stepper's environments something, see `quintet.envs.tasks`."""
-
-    text: bytes
+    what: Literal["restart", "step", "save", "load", "tell"]
+    given: Any = None
 
 
 class Stepped(NamedTuple):

@@ -12,8 +12,7 @@ from quintet.system.transfer import to_host
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
-"""Number of buffers: the newest, the one being written, and one that a slow reader may still
-copy."""
+"""Number of buffers: the newest, the one being written, and one that a reader still copies."""
 
 
 def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:

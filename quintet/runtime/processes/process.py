@@ -59,7 +59,7 @@ IMPORTING, MAKING, COMPILING = -3, -2, -1
 def pickled(work: object, refusal: str, instead: str) -> bytes:
     """Pickles the work of another process; callables that no module holds are sent by value.
 
-    refusal, instead: texts of the ConfigError about work that can't be sent: the refusal, and what
+    refusal, instead: parts of the ConfigError about work that can't be sent: the refusal, and what
         to do instead.
     """
     # The script of a process that multiprocessing has begun, where nobody else can import it.
@@ -136,7 +136,7 @@ class Process:
 
     def launch(self) -> None:
         """Starts the process; `await_ready` waits until it can be used."""
-        ours, theirs = socketpair()
+        ours, child_end = socketpair()
         self.channel, self.ready = Connection(ours.detach()), False
         self.silence = Silence()
         self.row[1] = IMPORTING
@@ -146,12 +146,12 @@ class Process:
                 name,
                 kind.module,
                 lambda line: say(f"[{name}] {line}"),
-                [self.arena.file, theirs.fileno(), *kind.files],
+                [self.arena.file, child_end.fileno(), *kind.files],
                 ENVIRON,
                 PRELOAD,
             )
         finally:
-            theirs.close()
+            child_end.close()
         contents = {"state": user_state.capture(), "specs": self.arena.specs, "work": kind.work}
         # A thread gives it, since the child reads only once it has imported what it needs.
         payload = pickle.dumps(contents)
@@ -184,8 +184,7 @@ class Process:
             self.channel.send(message)
 
     def hear(self) -> Any:
-        """The next message; an error if there can be no further one, after which the process is
-        ended."""
+        """The next message, or an error if there can be none, after which the process is ended."""
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
@@ -252,9 +251,7 @@ class Process:
         return self.kind.slow_start
 
     def silent_s(self, work: object) -> float:
-        """Seconds without progress in this piece of work, see `Silence`; 0 while it has sent a
-        message.
-        """
+        """Seconds without progress in this piece of work, see `Silence`; 0 after a message."""
         # A waiting message may be old, where this process was stopped itself.
         if not self.ready or self.channel.poll():
             return 0.0

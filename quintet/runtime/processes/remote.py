@@ -135,7 +135,7 @@ class ServerLine:
                 self._line.send_bytes(self._token)
             self._line.send_bytes(request.packed())
         except OSError as error:
-            self._lost(error)
+            self._lose_server(error)
 
     def wait(self, group: int) -> None:
         """Waits until the answer is in the mailbox; raises ServerGone if the server ended before,
@@ -150,15 +150,15 @@ class ServerLine:
                 self._alive()
                 if time.monotonic() > deadline:
                     raise WorkerFault(
-                        f"the inference server must answer within {allowed_s:g} s, got no "
-                        f"answer for group {group}: raise runtime.worker_timeout_s if a "
-                        "forward may take longer"
+                        f"the inference server did not answer group {group} within "
+                        f"{allowed_s:g} s: raise runtime.worker_timeout_s if a forward may take "
+                        "longer"
                     )
             self._line.recv_bytes()
         except (EOFError, OSError) as error:
-            self._lost(error)
+            self._lose_server(error)
 
-    def _lost(self, error: Exception) -> None:
+    def _lose_server(self, error: Exception) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None

@@ -103,6 +103,7 @@ class Server:
         self.verified[Connection(caller.detach())] = False
 
     def _hear(self, line: Connection) -> None:
+        """Takes a worker's token, then its requests; drops those of a worker that is gone."""
         try:
             message = line.recv_bytes(_LONGEST_REQUEST)
             if not self.verified[line] and message != self.work.token:
@@ -161,16 +162,17 @@ class Server:
         """Loads the newest weights, in exact kinds the requested ones."""
         for policy, version in zip(policies, versions, strict=True):
             board = self.boards[policy]
-            wanted = version if self.options.exact else board.version
-            if self.loaded[policy] != wanted:
+            needed = version if self.options.exact else board.version
+            if self.loaded[policy] != needed:
                 load = (self.staged.get(policies) or self.actors[policies]).load
-                self.loaded[policy] = board.read(load, wanted if self.options.exact else None)
+                self.loaded[policy] = board.read(load, needed if self.options.exact else None)
 
     @OwnTorch()
     @torch.inference_mode()
     def _act(
         self, policies: tuple[int, ...], mail: Sequence[Mailbox], private: Sequence[State]
     ) -> ActOutput:
+        """The actions for requests of the same policies, computed together."""
         obs, is_first = [box.obs for box in mail], [box.is_first for box in mail]
         states = [box.state | own for box, own in zip(mail, private, strict=True)]
         noise = [box.noise for box in mail]

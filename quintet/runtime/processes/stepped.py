@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, final
+from types import SimpleNamespace
+from typing import final
 
 import numpy as np
 
@@ -25,16 +26,7 @@ from quintet.envs.vector import (
 from quintet.envs.wrappers import tasks_of
 from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import (
-    LoadStates,
-    Reset,
-    SaveStates,
-    SetTask,
-    Step,
-    Stepped,
-    StepperWork,
-    progress_specs,
-)
+from quintet.runtime.processes.messages import Ask, Stepped, StepperWork, progress_specs
 from quintet.runtime.processes.process import (
     Process,
     ProcessKind,
@@ -49,9 +41,13 @@ from quintet.system import printing
 
 _LOOK_EVERY_S = 0.5
 
+_UNSENDABLE = (
+    "env.num_processes > 1 needs an environment that can be sent to other processes",
+    "give its id or a function that makes it, or use --env.num-processes 1",
+)
+
 _TELLS_S = 2.0
-"""Seconds between a stepper's message about the line in which it hangs and its end by the
-parent."""
+"""Seconds between a stepper's message about where it hangs and its end by the parent."""
 
 
 @final
@@ -81,7 +77,7 @@ class SteppedEnv:
             make = partial(_made_here, env, end - first, first_stream + first)
             # A process steps its streams one after another.
             works.append(StepperWork(index, first, end, make, timeout_s * (end - first)))
-        sent = [_sendable(work) for work in works]
+        sent = [pickled(work, *_UNSENDABLE) for work in works]
         specs = shared_specs(self.spaces, num_streams, len(self.description.metrics))
         for work in works:
             specs |= progress_specs(f"stepper {work.index}")
@@ -95,18 +91,18 @@ class SteppedEnv:
             self._processes.append(Process(kind, self._arena, printing.say, work.timeout_s))
         self._poller = select.poll()
         self._launched = self._begun = False
-        self._asked = 0  # number of questions to all processes
-        self._offers = keeper(like) is not None
-        self.tasks = None if tasks_of(like) is None else _Begun()
+        self._questions = 0  # number of questions to all processes
+        self.offered = keeper(like) is not None
+        self.tasks = None if tasks_of(like) is None else SimpleNamespace(options={})
 
     @property
     def num_processes(self) -> int:
         return len(self._ends) - 1
 
     @property
-    def own(self) -> "_States":
+    def own(self) -> "SteppedEnv":
         """Access to the state that the environments keep."""
-        return _States(self, self._offers)
+        return self
 
     def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
         """Sets receivers, before the first restart: `say` receives the processes' output, and
@@ -129,11 +125,11 @@ class SteppedEnv:
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         checked = check_seeds(seeds, self.num_streams)
-        self.ask(lambda streams: Reset(tuple(checked[streams])))
+        self.ask(lambda streams: Ask("restart", checked[streams]))
         for name, values in self._row.obs.items():
             np.copyto(out[name], values)
 
-    def ask(self, message: Callable[[slice], NamedTuple]) -> list[Stepped]:
+    def ask(self, message: Callable[[slice], Ask]) -> list[Stepped]:
         """Sends each process its message, of its streams, and returns the answers."""
         if not self._begun:
             self._begin()
@@ -143,12 +139,19 @@ class SteppedEnv:
 
     def set_task(self, text: bytes) -> None:
         """Tells the environments something, see `quintet.envs.tasks`."""
-        self.ask(lambda _: SetTask(text))
+        self.ask(lambda _: Ask("tell", text))
+
+    def save(self) -> list[bytes]:
+        """See `quintet.envs.own_state.Keeper`."""
+        return [x for answer in self.ask(lambda _: Ask("save")) for x in answer.states]
+
+    def load(self, states: Sequence[bytes]) -> None:
+        self.ask(lambda streams: Ask("load", states[streams]))
 
     def send(self, action: Array) -> None:
         np.copyto(self._action, action)
         for process in self._processes:
-            process.send(Step())
+            process.send(Ask("step"))
 
     def recv(self, out: StepRow) -> None:
         self._await()
@@ -186,7 +189,7 @@ class SteppedEnv:
         answers: dict[int, Stepped] = {}
         all_ = {process.channel.fileno(): process for process in self._processes}
         busy = dict(all_)
-        self._asked += 1
+        self._questions += 1
         looked_s = time.monotonic()
         notice = WaitNotice(self._notice, lambda: _at_work(list(busy.values())))
         while busy:
@@ -204,8 +207,8 @@ class SteppedEnv:
             for process in busy.values():
                 self._look_at(process)
         found = [answers[file] for file in all_]
-        if self.tasks is not None:
-            for first, answer in zip(self._ends, found, strict=False):
+        for first, answer in zip(self._ends, found, strict=False):
+            if self.tasks is not None:
                 self.tasks.options |= {first + k: own for k, own in answer.begun.items()}
         return found
 
@@ -214,7 +217,7 @@ class SteppedEnv:
         cure = "raise runtime.worker_timeout_s if a step may take so long"
         rest = f"{doing}: an environment hangs, or the process was stopped; {cure}"
         error = process.lost() if process.gone else None
-        error = error or process.overdue(self._asked, "step", rest, _TELLS_S)
+        error = error or process.overdue(self._questions, "step", rest, _TELLS_S)
         if error is not None:
             raise error
 
@@ -222,42 +225,6 @@ class SteppedEnv:
 def _made_here(env: ResolvedEnv, num_streams: int, first_stream: int) -> VectorEnv:
     with made_for("a process that steps environments"):
         return make_group_env(env, num_streams, first_stream=first_stream)
-
-
-@final
-class _Begun:
-    """The options of the last reset of each stream."""
-
-    def __init__(self) -> None:
-        self.options: dict[int, Any] = {}
-
-    def options_of(self, stream: int) -> Any:
-        return self.options.get(stream)
-
-
-@final
-class _States:
-    """The state of environments that other processes step, see `quintet.envs.own_state`."""
-
-    def __init__(self, env: SteppedEnv, offered: bool):
-        self.offered, self._env = offered, env
-
-    def save(self) -> list[bytes]:
-        return [
-            state for answer in self._env.ask(lambda _: SaveStates()) for state in answer.states
-        ]
-
-    def load(self, states: Sequence[bytes]) -> None:
-        self._env.ask(lambda streams: LoadStates(states[streams]))
-
-
-def _sendable(work: StepperWork) -> bytes:
-    return pickled(
-        work,
-        "env.num_processes > 1 must have an environment that can be sent to other processes, got "
-        "one that can't be",
-        "give its id or a function that makes it, or use --env.num-processes 1",
-    )
 
 
 def _streams(first: int, end: int) -> str:

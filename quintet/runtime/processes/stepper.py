@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from numpy.typing import NDArray
 
+from quintet.envs.make import tell
 from quintet.envs.own_state import keeper
 from quintet.envs.vector import StepRow, allocate_row
 from quintet.envs.wrappers import tasks_of
@@ -14,16 +15,7 @@ from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.hang_notice import Watch
-from quintet.runtime.processes.messages import (
-    LoadStates,
-    Ready,
-    Reset,
-    SaveStates,
-    SetTask,
-    Stepped,
-    StepperWork,
-    Stop,
-)
+from quintet.runtime.processes.messages import Ready, Stepped, StepperWork, Stop
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.slots import OF_STEP
@@ -63,7 +55,7 @@ class Stepper:
         self.progress = arena.tensor(f"stepper {work.index}/row").numpy()
         self.progress[1] = MAKING
         self.env = work.make_env()
-        self.tasks: Any = tasks_of(self.env)
+        self.begun = getattr(tasks_of(self.env), "options", {})
         self.action, self.row = shared_row(arena, slice(work.first, work.end))
         self.timer = PhaseTimer()
         # Says in which line it hangs; the parent knows only that it does.
@@ -74,28 +66,25 @@ class Stepper:
         self.channel.send(Ready())
         with self.watch.running():
             while not isinstance(message := self.channel.recv(), Stop):
-                resets, states = isinstance(message, Reset), list[bytes]()
-                self.progress[:2] = time.monotonic_ns(), MAKING if resets else 0
+                (what, given), states = message, list[bytes]()
+                self.progress[:2] = time.monotonic_ns(), MAKING if what == "restart" else 0
                 self.timer.switch("stepping")
-                if resets:
-                    self.env.restart(message.seeds, self.row.obs)
-                elif isinstance(message, SetTask):
-                    from quintet.envs.tasks import set_task
-
-                    set_task(self.env, message.text)
-                elif isinstance(message, SaveStates | LoadStates):
-                    own = keeper(self.env)
-                    assert own is not None
-                    if isinstance(message, LoadStates):
-                        own.load(message.states)
-                    else:
-                        states = own.save()
-                else:
+                if what == "restart":
+                    self.env.restart(given, self.row.obs)
+                elif what == "tell":
+                    tell(self.env, given)
+                elif what == "step":
                     self.env.send(self.action)
                     self.env.recv(self.row)
                     forks.require_files(self.env.description.id)
+                elif (own := keeper(self.env)) is not None:
+                    if what == "load":
+                        own.load(given)
+                    else:
+                        states = own.save()
                 self.timer.switch("waiting")
-                self.channel.send(Stepped(states, self.tasks.take_begun() if self.tasks else {}))
+                self.channel.send(Stepped(states, self.begun))
+                self.begun.clear()
 
 
 def main() -> int:

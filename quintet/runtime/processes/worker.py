@@ -17,6 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, final
 
+from quintet.envs.make import tell
 from quintet.envs.own_state import keeper
 from quintet.errors import QuintetError, WorkerFault
 from quintet.jobs import entry, user_state
@@ -58,7 +59,7 @@ class Worker:
         self.loaded = [[-1] * num_policies for _ in work.places]
         self.restarts: messages.Restart | None = None  # comes with the next unroll
         # The server's end has broken the streams: grants are ignored until the next restart.
-        self.lost = False
+        self.must_restart = False
         line = None
         if work.line is not None:
             line = ServerLine(*work.line, spec.timeout_s, lambda: self.beat(int(self.row[1])))
@@ -72,8 +73,7 @@ class Worker:
             self.groups.append(GroupSampler(env, actor, spec.plan, *keys))
             rows = RowSpecs.of(spec.spaces, actor, spec.num_metrics)
             self.slots.append(messages.open_slots(arena, spec, rows, place))
-        self.own = [keeper(group.env) for group in self.groups]
-        self.gives_options = any(group.tasks is not None for group in self.groups)
+        self.keepers = [keeper(group.env) for group in self.groups]
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -87,12 +87,12 @@ class Worker:
             if isinstance(message, messages.Stop):
                 return
             if isinstance(message, messages.Restart):
-                self.restarts, self.lost = message, False
-            elif isinstance(message, messages.Fill) and not self.lost:
+                self.restarts, self.must_restart = message, False
+            elif isinstance(message, messages.Fill) and not self.must_restart:
                 try:
                     self.fill(message)
                 except ServerGone:
-                    self.lost = True
+                    self.must_restart = True
                     self.channel.send(messages.Discarded())
 
     def fill(self, grant: messages.Fill) -> None:
@@ -102,15 +102,13 @@ class Worker:
         self.beat(MAKING if begins else 0)
         self.timer.switch("acting")
         self.load(grant.versions)
-        slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
+        slots = [of_group[k] for of_group, k in zip(self.slots, grant.slots, strict=True)]
         if grant.task is not None:
-            from quintet.envs.tasks import set_task
-
             for group in self.groups:
-                set_task(group.env, grant.task)
+                tell(group.env, grant.task)
         if self.restarts is not None:
             self.timer.switch("making")
-            for own, states in zip(self.own, self.restarts.states, strict=False):
+            for own, states in zip(self.keepers, self.restarts.states, strict=False):
                 if own is not None:
                     own.load(states)
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
@@ -126,14 +124,14 @@ class Worker:
         for slot, group in zip(slots, self.groups, strict=True):
             slot.header[:] = grant.number, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
-        options = tuple(slot.options for slot in slots) if self.gives_options else ()
+        options = tuple(slot.options for slot in slots)
         self.channel.send(messages.Full(grant.slots, self.states(), options))
 
     def states(self) -> tuple[Sequence[bytes], ...]:
         """States that the environments offer, by group; empty where none does."""
-        if not any(self.own):
+        if not any(self.keepers):
             return ()
-        return tuple([] if own is None else own.save() for own in self.own)
+        return tuple([] if own is None else own.save() for own in self.keepers)
 
     def more(self, grant: messages.Fill, rows: int) -> int:
         """The number of rows of a short unroll that follow after `rows`."""
@@ -153,9 +151,9 @@ class Worker:
         for group, loaded in zip(self.groups, self.loaded, strict=True):
             for policy in group.policies:
                 board = self.boards[policy]
-                wanted = None if versions is None else versions[policy]
-                if loaded[policy] != (board.version if wanted is None else wanted):
-                    loaded[policy] = board.read(group.publish, wanted)
+                needed = None if versions is None else versions[policy]
+                if loaded[policy] != (board.version if needed is None else needed):
+                    loaded[policy] = board.read(group.publish, needed)
 
     def beat(self, row: int) -> None:
         """Shows the parent that the worker is alive, and its row; raises Stopped if the parent asks

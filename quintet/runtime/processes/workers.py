@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
+from quintet.protocols import Actor
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.grants import SERVER, Died, Event, Grants, Sampler
 from quintet.runtime.processes.messages import Line, Work, WorkerSpec
@@ -69,29 +70,13 @@ class Workers:
             rows = replace(rows, record=record_specs_of_remote(actor))
         self.grants = Grants(spec)
         self._listener: socket | None = None
-        line: Line | None = None
-        kinds: list[ProcessKind] = []
-        if spec.server is not None:
-            self._listener, line = _listen(spec.num_workers)
-            kinds = [self._server_kind(spec.server, self._listener, line)]
-        for each in self.grants.samplers:
-            number = spec.first_worker + each.index
-            work = sendable(Work(number, each.places, spec, line))
-            module = "quintet.runtime.processes.worker"
-            kinds.append(ProcessKind(f"worker {number}", each.what, module, work))
-        specs: dict[str, TensorSpec] = {}
-        for kind in kinds:
-            specs |= messages.progress_specs(kind.name)
-        for policy, publication in enumerate(publications):
-            specs |= board_specs(policy, publication)
-        for place in spec.places if spec.server is not None else ():
-            specs |= mailbox_specs(spec.spaces, actor, place)
-        specs["inference server/served"] = TensorSpec((2,), torch.float64)
-        self._arena = arena = self.grants.open(rows, specs)
+        kinds = self._process_kinds()
+        shared = self._arena_specs(kinds, publications, actor)
+        self._arena = arena = self.grants.open(rows, shared)
         self.boards = [Board(arena, policy) for policy in range(len(publications))]
-        for place in spec.places:
-            for slot in self.grants.slots[place.group]:
-                slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
+        for group, stream, *_ in spec.places:
+            for slot in self.grants.slots[group]:
+                slot.belongs_to(group, stream, spec.assignment.of(group)[0])
         processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
         self.server = processes.pop(0) if spec.server is not None else None
         self.processes = processes  # workers, by index
@@ -100,6 +85,34 @@ class Workers:
         self._reported: dict[str, NDArray[Any]] = {}  # seconds by phase, by process
         self._closed = False
         self._looked_at_s = 0.0
+
+    def _process_kinds(self) -> list[ProcessKind]:
+        """The server, if there is one, then the workers; raises ConfigError as `__init__`."""
+        spec, line = self.spec, None
+        kinds: list[ProcessKind] = []
+        if spec.server is not None:
+            self._listener, line = _listen(spec.num_workers)
+            kinds.append(self._server_kind(spec.server, self._listener, line))
+        for each in self.grants.samplers:
+            number = spec.first_worker + each.index
+            work = sendable(Work(number, each.places, spec, line))
+            module = "quintet.runtime.processes.worker"
+            kinds.append(ProcessKind(f"worker {number}", each.what, module, work))
+        return kinds
+
+    def _arena_specs(
+        self, kinds: Sequence[ProcessKind], publications: Sequence[Publication], actor: Actor
+    ) -> dict[str, TensorSpec]:
+        """Shared tensors besides slots: progress, weights, and those of the server."""
+        spec = self.spec
+        shared: dict[str, TensorSpec] = {}
+        for kind in kinds:
+            shared |= messages.progress_specs(kind.name)
+        for policy, publication in enumerate(publications):
+            shared |= board_specs(policy, publication)
+        for place in spec.places if spec.server is not None else ():
+            shared |= mailbox_specs(spec.spaces, actor, place)
+        return shared | {"inference server/served": TensorSpec((2,), torch.float64)}
 
     def _server_kind(
         self, options: messages.ServerOptions, listener: socket, line: Line
@@ -155,6 +168,7 @@ class Workers:
         return [*heard, *self._silent()]
 
     def _hear(self, index: int) -> Event:
+        """The event of a process's message; the end of the process, if that is faulty."""
         if index == SERVER:
             assert self.server is not None
             error = self.server.hear()
@@ -258,6 +272,7 @@ class Workers:
             self._let_go()
 
     def _let_go(self) -> None:
+        """Gives back the socket and the memory."""
         if self._listener is not None:
             place = self._listener.getsockname()
             self._listener.close()
@@ -285,7 +300,10 @@ def _hangs_where(sampler: Sampler, process: Process) -> str:
 
 
 def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
-    """The progress of the slowest worker in its unroll of `steps` rows, or its activity before."""
+    """The progress of the slowest worker in its unroll of `steps` rows, or its activity before.
+
+    rows: by worker, its row and its activity before row 0.
+    """
     if not rows:
         return "no worker has anything to do"
     name = min(rows, key=lambda name: rows[name])
@@ -298,8 +316,7 @@ def sendable(work: object) -> bytes:
     """Pickles the work of sampler processes; raises ConfigError if it can't be sent."""
     return pickled(
         work,
-        "worker processes must have an environment, a model and a schedule that can be sent to "
-        "them, got some that can't be",
+        "worker processes need an environment, a model and a schedule that can be sent to them",
         "give the environment's id or a function that makes it, and functions that hold nothing of "
         "this process, or use --runtime.kind serial",
     )

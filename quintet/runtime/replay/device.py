@@ -30,7 +30,7 @@ def large_leaves(store: RowStore) -> Mapping[str, TensorSpec]:
     return {name: specs[name] for name in store.layout.leaves if name not in store.packed}
 
 
-def bytes_there(store: RowStore) -> int:
+def device_bytes(store: RowStore) -> int:
     """Bytes that `OnDevice` takes of the GPU."""
     rows = store.rows.num_streams * store.rows.length
     return rows * sum(spec.nbytes for spec in large_leaves(store).values())
@@ -64,10 +64,10 @@ class OnDevice:
         place = store.rows.at(stream, number)
         of_row = sum(spec.nbytes for spec in large_leaves(store).values())
         for part in np.split(place, range(0, len(place), max(1, _AT_ONCE_BYTES // of_row))[1:]):
-            there = to_device(torch.from_numpy(part), self._device)
+            copy = to_device(torch.from_numpy(part), self._device)
             for name, field in self._fields.items():
                 values = to_device(store.rows.read(name, part), self._device)
-                field.index_copy_(0, there, values)
+                field.index_copy_(0, copy, values)
         self._newest[:] = store.head
 
     def read(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:

@@ -48,7 +48,7 @@ def frame_slices(rows: Array) -> int | None:
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
-    still = []
+    unmoved = []
     for slices in possible_slices(rows.shape[2]):
         stacks = _frames(rows, slices)
         # Older frames that do not change would fit many images too.
@@ -57,8 +57,8 @@ def frame_slices(rows: Array) -> int | None:
         if moved.any() and follows[moved].mean() >= _FOLLOWING_SHARE:
             return slices
         if not moved.any() and follows.all() and (stacks[0, :, :-1] != stacks.flat[0]).any():
-            still.append(slices)
-    return still[0] if still else None
+            unmoved.append(slices)
+    return unmoved[0] if unmoved else None
 
 
 def _frames(rows: Array, slices: int) -> Array:
@@ -148,7 +148,7 @@ class FrameStacks:
         self._memory.flush()
 
     def begin(self, place: Numbers, rows: Array) -> None:
-        """Stores rows ``[B, slices, ...]`` that follow no other row."""
+        """Stores rows ``[B, slices, ...]`` that begin a sequence."""
         self._give_back(place)
         self._newest[place] = rows[:, -self.slices :]
         self._break(place, rows)
@@ -178,9 +178,9 @@ class FrameStacks:
         origin[zero] = _ZERO
         whole = np.flatnonzero(other & ~zero)
         if len(whole):
-            taken = self._take(len(whole))
-            self._pool[taken] = older[whole].reshape(-1, *self._pool.shape[1:])
-            origin[whole] = taken
+            entries = self._take(len(whole))
+            self._pool[entries] = older[whole].reshape(-1, *self._pool.shape[1:])
+            origin[whole] = entries
         self._depth[place] = 0
         self._origin[place] = origin
 
@@ -198,10 +198,10 @@ class FrameStacks:
 
     def origins(self, stream: Numbers, number: Numbers, place: Numbers) -> Origins:
         """The pictures that the frames of these rows are made of."""
-        held = self._depth[place]
-        depth = held.astype(np.int64)[..., None]
+        depths = self._depth[place]
+        depth = depths.astype(np.int64)[..., None]
         lag = self._lag
-        whole = bool((held == self.frames - 1).all())
+        whole = bool((depths == self.frames - 1).all())
         back = number[..., None] - (lag if whole else np.minimum(lag, depth))
         rows = self._at(stream[..., None], back).reshape(-1)
         if whole:
@@ -239,9 +239,9 @@ class FrameStacks:
         if missing > 0:
             # At most one entry per row is in use.
             self._grow(min(len(self._pool) + max(missing, len(self._pool) // 2), len(self._newest)))
-        taken = np.array(self._free[-count:], np.int32)
+        entries = np.array(self._free[-count:], np.int32)
         del self._free[-count:]
-        return taken
+        return entries
 
     def _give_back(self, place: Numbers) -> None:
         origin = self._origin[place]
@@ -250,9 +250,9 @@ class FrameStacks:
             self._free += origin[used].tolist()
 
     def _grow(self, entries: int) -> None:
-        held = self._pool
-        size = entries * TensorSpec(held.shape[1:], self._spec.dtype).nbytes
+        old = self._pool
+        size = entries * TensorSpec(old.shape[1:], self._spec.dtype).nbytes
         self._memory = allocate(self._place, size)
-        pool = np.frombuffer(self._memory, np.uint8, size).reshape(entries, *held.shape[1:])
-        self._free += range(entries - 1, len(held) - 1, -1)
+        pool = np.frombuffer(self._memory, np.uint8, size).reshape(entries, *old.shape[1:])
+        self._free += range(entries - 1, len(old) - 1, -1)
         self._pool, self.nbytes = pool, size

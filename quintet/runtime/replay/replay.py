@@ -14,7 +14,7 @@ from torch import Tensor
 from quintet.checkpoints.manifest import Checked, Count, content_fault
 from quintet.errors import CheckpointError, ConfigError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay.device import OnDevice, bytes_there
+from quintet.runtime.replay.device import OnDevice, device_bytes
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.resume import load_rows, save_rows
@@ -114,7 +114,7 @@ class Replay:
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
         self._device, self._must = torch.device("cpu"), False
-        self._there: OnDevice | None = None
+        self._on_device: OnDevice | None = None
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
         if not files_in(folder):
@@ -129,14 +129,15 @@ class Replay:
         self._device, self._must = device, must
 
     def _put_on_device(self) -> None:
+        """Copies large leaves to the GPU if they fit; raises ConfigError if they must but don't."""
         store = self._store
         assert store is not None
-        size = bytes_there(store)
+        size = device_bytes(store)
         if self._device.type != "cuda" or not size:
             return
         free, _ = torch.cuda.mem_get_info(self._device)
         if size <= free * _SHARE_OF_FREE:
-            self._there = OnDevice(store, self._device)
+            self._on_device = OnDevice(store, self._device)
         elif self._must:
             raise ConfigError(
                 f"runtime.replay_device=learner must fit {size / 2**20:,.1f} MiB into "
@@ -182,11 +183,11 @@ class Replay:
         if self.nbytes > memory:
             notes += f"; {memory / 2**20:,.1f} MiB of memory are free, so draws wait for the disk"
         if self._store is not None and self._device.type == "cuda":
-            there = bytes_there(self._store) / 2**20
-            if self._there is not None:
-                notes += f"; {there:,.1f} MiB of it also on {self._device}, for draws"
-            elif there:
-                notes += f"; draws read it on the CPU, since {there:,.1f} MiB of it may not fit on "
+            mib = device_bytes(self._store) / 2**20
+            if self._on_device is not None:
+                notes += f"; {mib:,.1f} MiB of it also on {self._device}, for draws"
+            elif mib:
+                notes += f"; draws read it on the CPU, since {mib:,.1f} MiB of it may not fit on "
                 notes += str(self._device)
         size = f"{self.nbytes / 2**20:,.1f} MiB"
         return f"replay of {self.capacity:,} rows takes {least}{size} in {layout.folder}{notes}"
@@ -275,11 +276,11 @@ class Replay:
     def _drawn(self, store: RowStore, stream: Numbers, entry: Numbers) -> Iterator[Rollout]:
         """A batch for each row of `stream` and `entry`; several share one read."""
         number, columns = entry.shape
-        if self._there is not None:
-            self._there.catch_up()
-        ahead = max(1, _AHEAD_BYTES // (columns * self._column_bytes))
-        for begin in range(0, number, ahead):
-            part = slice(begin, begin + ahead)
+        if self._on_device is not None:
+            self._on_device.catch_up()
+        per_read = max(1, _AHEAD_BYTES // (columns * self._column_bytes))
+        for begin in range(0, number, per_read):
+            part = slice(begin, begin + per_read)
             batches = self._draw(store, stream[part].reshape(-1), entry[part].reshape(-1))
             yield from split(batches, columns)
 
@@ -290,7 +291,7 @@ class Replay:
         place = store.rows.at(stream, number)
         records = store.rows.take_records(place)
         flags = records["flags"][1:]
-        drawn = Drawn(store, stream, number, place, records, flags, None, self._there)
+        drawn = Drawn(store, stream, number, place, records, flags, None, self._on_device)
         if self.plan.kind == "windows" and self.plan.steps > 1:
             drawn = _cut_window(drawn)
         state = {}
@@ -394,7 +395,7 @@ class Drawn(NamedTuple):
     records: ``[T + 2, B]``, copies of the rows' records.
     flags: ``[T + 1, B]``, of rows 0..T.
     blank: ``[T, B]``, rows that have only an observation; None if there are none.
-    there: holds the large leaves of observations on a GPU; None: draws are on the CPU.
+    on_device: holds the large leaves of observations on a GPU; None: draws are on the CPU.
     """
 
     store: RowStore
@@ -404,7 +405,7 @@ class Drawn(NamedTuple):
     records: Array
     flags: Array
     blank: Array | None
-    there: OnDevice | None
+    on_device: OnDevice | None
 
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and the number of valid rows."""
@@ -443,11 +444,11 @@ class Drawn(NamedTuple):
         rows, store = self.store.rows, self.store
         if name in store.packed:
             return as_tensor(self.records[name][1:], rows.specs[name].dtype)
-        if self.there is not None:
-            return self.there.read(name, self.stream, self.number[1:], self.place[1:])
+        if self.on_device is not None:
+            return self.on_device.read(name, self.stream, self.number[1:], self.place[1:])
         return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
 
-    def _taken(self, name: str) -> Array:
+    def _before_last(self, name: str) -> Array:
         """A field of rows -1..T - 1."""
         rows = self.store.rows
         packed = name in self.store.packed
@@ -458,11 +459,11 @@ class Drawn(NamedTuple):
 
     def _read(self, name: str) -> Tensor:
         """Rows 0..T - 1."""
-        return as_tensor(self._taken(name)[1:], self.store.rows.specs[name].dtype)
+        return as_tensor(self._before_last(name)[1:], self.store.rows.specs[name].dtype)
 
     def _with_last(self, name: str) -> tuple[Tensor, Tensor]:
         """Rows 0..T - 1, and row -1."""
-        values, dtype = self._taken(name), self.store.rows.specs[name].dtype
+        values, dtype = self._before_last(name), self.store.rows.specs[name].dtype
         return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
 
 
@@ -479,7 +480,7 @@ def _cut_window(drawn: Drawn) -> Drawn:
         records = store.rows.take_records(place)
         flags = records["flags"][1:]
         blank = number[1:-1] == store.head[stream]
-        drawn = Drawn(store, stream, number, place, records, flags, blank, drawn.there)
+        drawn = Drawn(store, stream, number, place, records, flags, blank, drawn.on_device)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
     broken = (flags[:-1] & CUT) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0

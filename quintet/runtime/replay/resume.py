@@ -96,12 +96,12 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     if wrong is not None:
         raise CheckpointError(f"the state of its replay holds values that no run writes ({wrong})")
     layout.keep(state["layout"]["stacks"], state["layout"]["ring_rows"])
-    mine = layout.to_json()
-    if mine != state["layout"]:
-        differing = [name for name in mine if mine[name] != state["layout"].get(name)]
+    current = layout.to_json()
+    if current != state["layout"]:
+        differing = [name for name in current if current[name] != state["layout"].get(name)]
         raise CheckpointError(
             "replay must have the layout with which the checkpoint was written, got another: "
-            + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
+            + "; ".join(f"{k} was {state['layout'].get(k)} and is {current[k]}" for k in differing)
             + "; continue with the old settings, or start again in another run folder"
         )
     for name, nbytes in layout.rings_bytes().items():
@@ -113,7 +113,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
         if entries > store.rows.num_streams * store.rows.length:
             raise CheckpointError(f"a pool must have at most one frame per row, got {entries}")
-        stack.recover(entries, _held(store))
+        stack.recover(entries, _is_sealed(store))
     # The newest row has been completed since; its observation is still there.
     store.flags[_newest(store)] = state["newest_flags"]
     _verify(store, state)
@@ -142,14 +142,14 @@ def _newest_checksum(store: RowStore, stream: int) -> int:
     return total
 
 
-def _held(store: RowStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _is_sealed(store: RowStore) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Whether each place of the rings is in a segment of the checkpoint."""
     count, length = store.rows.num_streams, store.rows.length
-    held = np.zeros((count, length), np.bool_)
+    live = np.zeros((count, length), np.bool_)
     begin = _oldest(store) // store.layout.segment * store.layout.segment
     for stream in np.flatnonzero(store.head).tolist():
-        held[stream, np.arange(begin[stream], store.head[stream] + 1) % length] = True
-    return held.reshape(-1)
+        live[stream, np.arange(begin[stream], store.head[stream] + 1) % length] = True
+    return live.reshape(-1)
 
 
 def _verify(store: RowStore, state: Mapping[str, Any]) -> None:

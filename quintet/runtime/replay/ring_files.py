@@ -53,9 +53,9 @@ def require_room(folder: Path, nbytes: int) -> None:
 
     Space used by the folder's existing files counts as free.  No folder is made.
     """
-    held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
-    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    available = shutil.disk_usage(there).free + held
+    used = sum(file.stat().st_blocks * 512 for file in files_in(folder))
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    available = shutil.disk_usage(existing).free + used
     if nbytes > available:
         raise ConfigError(
             f"replay must have room for {nbytes:,} bytes on the disk of {folder}, got "
@@ -103,8 +103,8 @@ def require_file(place: Path, nbytes: int) -> None:
     """Raises CheckpointError unless `place` is a file of that size."""
     if not place.is_file() or place.stat().st_size != nbytes:
         raise CheckpointError(
-            f"the checkpoint must have its replay file {place} of {nbytes:,} bytes, got none or "
-            "one of another size; restore it, or start again in another run folder"
+            f"the checkpoint's replay file {place} of {nbytes:,} bytes is missing or of another "
+            "size; restore it, or start again in another run folder"
         )
 
 

@@ -124,8 +124,8 @@ class Rings:
         field = self.fields[name]
         dtype, shape = field.dtype, rows + field.shape[1:]
         if values.dtype != dtype or values.shape != shape:
-            given = f"{values.dtype} {values.shape}"
-            raise AssertionError(f"{name}: {dtype} {shape} declared, {given} given")
+            actual = f"{values.dtype} {values.shape}"
+            raise AssertionError(f"{name}: {dtype} {shape} declared, {actual} given")
 
     def write_records(self, place: Numbers, values: Array) -> None:
         """Writes records ``[*place.shape]``, contiguous, to their places."""
@@ -173,6 +173,7 @@ class Rings:
         return range(first // self._segment, -(-head // self._segment) if head > first else 0)
 
     def _checksum(self, stream: int, segment: int, head: int, more: More | None) -> int:
+        """CRC-32 of a segment's rows below `head`."""
         begin = segment * self._segment
         count = min(self._segment, head - begin)
         place = stream * self.length + begin % self.length
@@ -224,8 +225,8 @@ class RowStore:
             self.stacks[name] = FrameStacks(fields, at, name, layout.leaves[name], slices, place)
         self.packed = frozenset(packed)
         self.flags = self.rows.fields["flags"]
-        reached = ("obs/", "flags", "episode_id")
-        self._taken = [name for name in self.rows.fields if not name.startswith(reached)]
+        kept = ("obs/", "flags", "episode_id")
+        self._of_actions = [name for name in self.rows.fields if not name.startswith(kept)]
         if fresh:
             self.flags[::length] = GAP
             for stack in self.stacks.values():
@@ -237,9 +238,8 @@ class RowStore:
         self.starts = self.index.reshape(-1)
         self._index_begins = np.arange(count) * entries
         self._where: Columns = slice(None)  # the streams of the last batch, or all of them
-        # The last batch: sampling in one process returns the same object again, with other rows.
-        self._batch: tuple[Rollout, Fresh] | None = None
-        self._reached: Begin | None = None  # beginning of a batch that follows on the last one
+        self._batch: tuple[Rollout, Fresh] | None = None  # the last batch, and views of its rows
+        self._next_begin: Begin | None = None  # beginning of a batch that follows on the last one
         self._full = False  # whether every stream has as many rows as can be live
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
@@ -271,10 +271,11 @@ class RowStore:
     def cut(self) -> None:
         """Records that the next rows do not follow the last ones."""
         self.going_on[:] = False
-        self._reached = None
+        self._next_begin = None
 
     def store(self, batch: Rollout) -> None:
         """Stores the columns that have a valid row; columns of one stream are in order."""
+        # The serial sampler returns the same object with other rows: `Fresh` keeps views.
         if self._batch is None or self._batch[0] is not batch:
             fresh = Fresh.of(batch, self.layout)
             for name, values in (fresh.rows | fresh.obs).items():
@@ -285,7 +286,7 @@ class RowStore:
         if self.layout.numbers is not None:
             fresh = fresh._replace(stream=self.layout.rings_of(fresh.stream))
         whole = _all(fresh.valid) or _all(fresh.valid.any(0))
-        if whole and self._reached == fresh.begin():
+        if whole and self._next_begin == fresh.begin():  # the same streams follow on the last batch
             self._append(fresh, None)
         else:
             self._store_apart(fresh)
@@ -294,7 +295,7 @@ class RowStore:
         """Stores a batch of any columns, after finding those that follow stored rows."""
         parts = _once_each(fresh.stream)
         for columns in parts:
-            self._reached = None
+            self._next_begin = None
             part = fresh.columns(columns) if len(parts) > 1 else fresh
             kept = part.valid.any(0)
             if not kept.all():
@@ -346,7 +347,7 @@ class RowStore:
         self.size += count
         self.stored += count
         self.head[where] = number[-1]
-        self._reached = fresh.end(episodes[-1])
+        self._next_begin = fresh.end(episodes[-1])
 
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
         """Whether each stream continues where it stopped, by the bytes of its observation, episode,
@@ -366,20 +367,20 @@ class RowStore:
             going_on &= _equal(as_array(self.read_obs(name, stream, head, newest)), values[0])
         return going_on
 
-    def _begin(self, fresh: Fresh, which: Array) -> None:
+    def _begin(self, fresh: Fresh, gaps: Array) -> None:
         """Writes a gap after the newest rows of some streams, and row 0 of the batch after it."""
-        stream = fresh.stream[which]
+        stream = fresh.stream[gaps]
         head = self.head[stream]
         gap, start = self.rows.at(stream, head), self.rows.at(stream, head + 1)
-        for name in self._taken:  # a gap has only an observation; an older row left these there
+        for name in self._of_actions:  # a gap has only an observation, not an older row's action
             self.rows.fields[name][gap] = 0
         for name, values in fresh.last.items():
-            self.rows.write(name, gap, values[which])
+            self.rows.write(name, gap, values[gaps])
         for name, values in fresh.obs.items():
             if name in self.stacks:
-                self.stacks[name].begin(start, values[0][which])
+                self.stacks[name].begin(start, values[0][gaps])
             elif name not in self.packed:
-                self.rows.write(name, start, values[0][which])
+                self.rows.write(name, start, values[0][gaps])
 
     def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
         """Removes from the index the rows that were live only with the old heads."""
@@ -432,7 +433,7 @@ def _equal(a: Array, b: Array) -> Array:
 
 
 def _once_each(stream: Numbers) -> list[Columns]:
-    """Parts of the columns, each with different streams; a stream's columns stay in order."""
+    """Splits columns into parts in which a stream occurs at most once; a stream's order is kept."""
     if len(stream) == 1 or (np.diff(stream) > 0).all():
         return [slice(None)]
     order = np.argsort(stream, kind="stable")

@@ -106,11 +106,11 @@ class Fresh(NamedTuple):
             starts_at_valid=layout.kind == "windows",
         )
 
-    def columns(self, which: Columns) -> Self:
+    def columns(self, selected: Columns) -> Self:
         def chosen(path: tuple[Any, ...], x: Any) -> Any:
             if not isinstance(x, np.ndarray):
                 return x
-            return x[which] if path[0] in _WITHOUT_TIME else x[:, which]
+            return x[selected] if path[0] in _WITHOUT_TIME else x[:, selected]
 
         fields: Any = self._asdict()
         return type(self)(**optree.tree_map_with_path(chosen, fields))

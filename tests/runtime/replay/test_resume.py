@@ -339,7 +339,7 @@ def test_missing_files_and_other_layouts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="replay must have format 2, got 1"):
         open_replay("windows", tmp_path).load(state | {"format": 1})
     (tmp_path / "replay" / "rows.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"rows.bin of [\d,]+ bytes, got none or"):
+    with pytest.raises(CheckpointError, match=r"rows.bin of [\d,]+ bytes is missing or"):
         open_replay("windows", tmp_path).load(state)
 
 
