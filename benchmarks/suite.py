@@ -36,14 +36,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from one_seed import STOPPED, Task
 from records import (
     ROOT,
+    counts,
     differences,
     path_of,
     record_of,
@@ -247,7 +249,7 @@ def joined(
             run["config"] = other
     before = record_of(row) or {}
     then, now = (
-        {name: x for name, x in of.items() if name.startswith("env.")}
+        {name: x for name, x in of.items() if name.startswith("env.") and counts(name, row)}
         for of in (before.get("config", config), config)
     )
     chance = before.get("random") if then == now else None
@@ -267,13 +269,25 @@ def joined(
 def random_score(config: dict[str, Any]) -> dict[str, float]:
     """What uniformly random actions score on the episodes of the evaluation."""
     from quintet.envs.config import EnvConfig
-    from quintet.policies.evaluation import evaluate_random
+    from quintet.envs.random_play import UniformActor
+    from quintet.envs.resolved import resolve_env
+    from quintet.policies.episodes import How, play
+    from quintet.policies.evaluation import MAX_STREAMS
+    from quintet.runtime.spread import Spreading, make_streams
 
     known = EnvConfig.model_fields
     values = {name: config[f"env.{name}"] for name in known if f"env.{name}" in config}
-    scores = evaluate_random(EnvConfig(**values), 100, 10_000)
-    rate = {} if scores.success_rate is None else {"success_rate": scores.success_rate}
-    return {"return_mean": round(scores.mean, 3), "return_std": round(scores.std, 3), **rate}
+    env = resolve_env(EnvConfig(**values)).with_options({"reward_clip": "none"})
+    with closing(make_streams(env, env.streams_of(MAX_STREAMS), Spreading())) as vector:
+        how = How(UniformActor(vector.spaces.action, 10_000), 100, 10_000, True, None)
+        played, wins = play(vector, how, env.num_agents).played, vector.description.success
+    returns = [each.return_ for each in played]
+    rate = {} if wins is None else {"success_rate": fmean(each.success for each in played)}
+    return {
+        "return_mean": round(fmean(returns), 3),
+        "return_std": round(pstdev(returns), 3),
+        **rate,
+    }
 
 
 def add_random_scores() -> None:
