@@ -74,14 +74,19 @@ def recorded_families() -> dict[str, str]:
 def imported() -> Any:
     """EnvPool; raises ConfigError where the system lacks a library that it needs."""
     load_opengl()
+    unset = [name for name in ("MPLBACKEND", "MPLCONFIGDIR") if name not in os.environ]
+    # EnvPool sets those that are missing, and then matplotlib would show no plots in this process.
+    os.environ.update(dict.fromkeys(unset, ""))
     try:
         import envpool
     except ImportError as fault:
         raise ConfigError(
-            f"EnvPool must find the system's libraries, got an ImportError ({fault}): install the "
-            "library (on Debian and Ubuntu libegl1, libgl1 and libopengl0), or give --env.backend "
-            "gymnasium"
+            f"EnvPool does not find a library of the system ({fault}): install it (on Debian and "
+            "Ubuntu libegl1, libgl1 and libopengl0), or give --env.backend gymnasium"
         ) from fault
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
     return envpool
 
 

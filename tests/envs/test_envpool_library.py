@@ -1,6 +1,7 @@
 """What is told of EnvPool without importing it."""
 
 import importlib
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -81,5 +82,29 @@ if __name__ == "__main__":
 
 def test_a_library_that_the_system_lacks_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "envpool", None)  # importing it raises ImportError
-    with pytest.raises(ConfigError, match=r"EnvPool must find the system's libraries, .*libegl1"):
+    with pytest.raises(
+        ConfigError, match=r"EnvPool does not find a library of the system .*libegl1"
+    ):
         envpool_library.imported()
+
+
+def test_plots_are_shown_as_they_were_without_it(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    program = """
+import os, sys
+import quintet
+quintet.train("ppo", "CartPole-v1", 2048, config={"report.progress": False, "eval.episodes": 0})
+assert "envpool" in sys.modules
+import matplotlib
+# Without "agg", pyplot takes the backend of the display or of the notebook.
+print([name for name in os.environ if name.startswith("MPL")])
+print(dict.get(matplotlib.rcParams, "backend"))
+"""
+    variables = {k: x for k, x in os.environ.items() if not k.startswith("MPL")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=variables,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    variables_of_matplotlib, backend = done.stdout.splitlines()[-2:]
+    assert variables_of_matplotlib == "[]"
+    assert backend.lower() != "agg"
