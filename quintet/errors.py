@@ -31,6 +31,10 @@ class TimeIsOver(QuintetError):
     """The minutes of a run are over while it samples."""
 
 
+class BudgetChanged(Exception):
+    """The run begins again, as another number of env_steps, the argument, fits its minutes."""
+
+
 class CheckpointError(QuintetError):
     """A checkpoint can't be written, or none of the stored ones can be read."""
 

@@ -377,6 +377,11 @@ def record_of(given: Any) -> Any:
     made = not isinstance(given, type) and all(hasattr(given, name) for name in _METHODS)
     if callable(given) and not made:
         return {"kind": named("curriculum", given)}
+    if not made:
+        raise ConfigError(
+            f"curriculum must be an object with the methods {', '.join(_METHODS)}, or a class that "
+            f"makes one, got {given!r:.100}: add the methods"
+        )
 
     def copies() -> Any:
         return deepcopy(given)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from quintet.checkpoints import checkpoint
 from quintet.checkpoints.lock import require_free, run_lock
-from quintet.errors import ConfigError, LearnerFault, WorkerFault
+from quintet.errors import BudgetChanged, ConfigError, LearnerFault, WorkerFault
 from quintet.findings.engine import evaluate
 from quintet.findings.start import Start
 from quintet.observe.metrics import policy_prefix
@@ -298,6 +298,8 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
     except _GoesBack as back:  # going back may be refused; the new start says that it runs
         steps = trainer.counters.env_steps
         trainer.folder.end_record("failed", steps, back.__cause__, in_log=False)
+        raise
+    except BudgetChanged:
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

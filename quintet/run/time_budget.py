@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from quintet.errors import TimeIsOver
+from quintet.errors import BudgetChanged, TimeIsOver
 from quintet.observe.pace import Meter
 from quintet.observe.timing import Phase
 from quintet.options.bounds import MOST_STEPS
@@ -33,10 +33,6 @@ _EVALUATION_SHARE = 0.1  # share of the time that another evaluation may take
 _EXPECTED_SHARE = 0.5  # largest share of the time that is kept for the last evaluation
 _DIGITS = 2
 _NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
-
-
-class BudgetChanged(Exception):
-    """The run begins again, as another number of env_steps, the argument, fits its minutes."""
 
 
 @final

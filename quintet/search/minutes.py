@@ -20,7 +20,7 @@ from quintet.checkpoints.links import is_ours
 from quintet.checkpoints.lock import require_free
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
-from quintet.errors import CheckpointError, ConfigError, TimeIsOver
+from quintet.errors import BudgetChanged, CheckpointError, ConfigError, TimeIsOver
 from quintet.observe.pace import Meter
 from quintet.options.resolve import Loaded, batch_steps, resolved, size_faults
 from quintet.run import launch
@@ -31,7 +31,6 @@ from quintet.run.time_budget import (
     LARGEST_SHARE,
     LEAST_S,
     SLACK_S,
-    BudgetChanged,
     TimeBudget,
     rounded,
 )

@@ -12,7 +12,7 @@ from small_run_helpers import SMALL
 
 import quintet
 from quintet.envs.config import EnvConfig
-from quintet.envs.curriculum import Ended, make_curriculum, read_record
+from quintet.envs.curriculum import Ended, make_curriculum, read_record, record_of
 from quintet.envs.tasks import packed
 from quintet.errors import ConfigError
 
@@ -133,6 +133,12 @@ def test_levels_that_are_seeds_and_levels_drawn_evenly() -> None:
 def test_faults_of_records_are_told(record: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         EnvConfig(id="x", curriculum=record)
+
+
+@pytest.mark.parametrize("wrong", [5, object()])
+def test_what_is_no_curriculum_is_refused_before_environments_are_made(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"an object with the methods .*: add the methods"):
+        record_of(wrong)
 
 
 def test_a_record_of_a_file_is_that_of_the_command_line() -> None:

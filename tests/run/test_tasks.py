@@ -138,7 +138,7 @@ class Wrong(Longer):
             r"raised in reset\(options={.size.: 3} of env.curriculum\) KeyError",
         ),
         ({"kind": "no_module:X"}, ConfigError, r"needs module 'no_module'"),
-        (3, ConfigError, r"must have the methods options, ended, .* got int without options, "),
+        (3, ConfigError, r"must be an object with the methods options, ended, .*got 3: add"),
     ],
 )
 def test_faults_of_curricula_are_one_sentence(

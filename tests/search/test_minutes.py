@@ -29,6 +29,7 @@ from quintet.options.run import RunConfig
 from quintet.options.saved import load_config
 from quintet.run import launch
 from quintet.run.time_budget import TimeBudget, rounded
+from quintet.run.trainer import Trainer
 from quintet.search import minutes as times
 
 SMALL = SMALLEST | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
@@ -116,7 +117,11 @@ def test_it_begins_again_once_if_the_speed_was_far_off(
         return 400
 
     monkeypatch.setattr(TimeBudget, "correction", correction)
+    states: list[str] = []
+    ended = Trainer.ended
+    monkeypatch.setattr(Trainer, "ended", lambda x, *how: (states.append(how[0]), ended(x, *how)))
     result = train(tmp_path / "timed")
+    assert states == ["finished"], "a run that begins again has not failed"
     assert set(looked) == {280}
     assert result.metrics["env_steps"] == 400 == options(tmp_path / "timed")["total_env_steps"]
     assert "it was far off" in (tmp_path / "timed" / "log.txt").read_text()

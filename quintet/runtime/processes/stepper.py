@@ -77,7 +77,9 @@ class Stepper:
                     self.env.send(self.action)
                     self.env.recv(self.row)
                     forks.require_files(self.env.description.id)
-                elif (own := keeper(self.env)) is not None:
+                else:
+                    own = keeper(self.env)
+                    assert own is not None
                     if what == "load":
                         own.load(given)
                     else:
