@@ -167,6 +167,13 @@ def test_what_a_checkpoint_says_is_checked(runs, tmp_path, capsys, what):
     assert what in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", [0.5, None, [], ""])
+def test_a_forged_encoder_is_no_policys(runs, tmp_path, capsys, value):
+    folder = forged(runs, tmp_path, lambda meta: meta["policy"]["model"].update(encoder=value))
+    assert cli.main(words("eval", "one", folder)) == 1
+    assert "must hold a policy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", [0.5, None, []])
 def test_a_forged_environment_is_no_policys(runs, tmp_path, capsys, value):
     folder = forged(runs, tmp_path, lambda meta: meta["policy"]["env"].update(id=value))

@@ -484,7 +484,7 @@ def load(
         if given is None:
             lost = {"model.encoder": named, "env": description["env"]["id"]}
             way = way_to_script(lost, description.get("script"), found.path)
-            if way.startswith(named):  # the environment alone is not needed here
+            if named and way.startswith(named):  # the environment alone is not needed here
                 raise ConfigError(way)
         elif not same_code(named, given):
             raise ConfigError(
