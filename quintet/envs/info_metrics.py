@@ -182,9 +182,11 @@ class InfoMetrics(InfoReader):
         ended = self._ended
         over = bool(ended.any())
         if self.terms and (over or self._running):
-            found = self._joined_until(ended)
-            if over and out.metrics is not None:
-                out.metrics[ended] = found[ended]
+            self._join()
+            if over:
+                found = self._until_now(ended)
+                if out.metrics is not None:
+                    out.metrics[ended] = found[ended]
         if over:
             if self._success is not None:
                 np.copyto(out.success, self._won, where=ended)
@@ -202,24 +204,27 @@ class InfoMetrics(InfoReader):
                 self._refuse(term, values)
             x = self._library.as_tensor(values, device=valid.device).reshape(len(valid)).double()
             self._new[place] = self._library.where(valid, x, np.nan)
-        return self._joined_until(ended).float()
+        self._join()
+        return self._until_now(ended).float()
 
-    def _joined_until(self, ended: Any) -> Any:
-        """Joins the new numbers, and returns the metrics ``[B, M]`` so far; forgets those of the
-        streams that `ended`.
-        """
+    def _join(self) -> None:
+        """Joins the new numbers with those of the episodes."""
         # Arrays and tensors alike.  A graph may hold a step of tensors, so memory stays and the
         # host decides nothing.
         library, joined, counts, x = self._library, self._joined, self._counts, self._new
         both, there = joined + x, library.isfinite(x)
-        own = {"last": x, "min": library.minimum(joined, x), "max": library.maximum(joined, x)}
-        for how in self._rows.keys() & own.keys():
-            both = library.where(self._rows[how], own[how], both)
+        for how in self._rows.keys() - {"mean"}:
+            own = x if how == "last" else getattr(library, f"{how}imum")(joined, x)
+            both = library.where(self._rows[how], own, both)
         both = library.where(counts > 0, both, x)
         joined[...] = library.where(there, both, joined)
         counts += there
         x *= np.nan
-        found = library.where(counts > 0, joined, np.nan)
+
+    def _until_now(self, ended: Any) -> Any:
+        """The metrics ``[B, M]`` of the episodes so far; forgets those that `ended`."""
+        library, counts = self._library, self._counts
+        found = library.where(counts > 0, self._joined, np.nan)
         if "mean" in self._rows:
             found = library.where(self._rows["mean"], found / counts.clip(1), found)
         counts *= ~ended
