@@ -130,7 +130,7 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "learn_std": {"entropy_coef": 0.01},
     "entropy_schedule": {"entropy_coef": 0.01},
     "model.encoder=nature_cnn": {"task": SEEN_CONTROL},
-    "model.encoder=impala_cnn": {"task": SEEN_CONTROL},
+    "model.encoder=impala_cnn": {"task": Task(SMALL, CONTINUOUS.action)},
     "model.encoder=small_cnn": {"task": Task(SMALL, CONTINUOUS.action)},
     "model.encoder_kwargs": {"model.encoder": "small_cnn", "task": Task(SMALL, CONTINUOUS.action)},
     "model.critic_leaves": {"task": Task(TREE, CONTINUOUS.action)},
