@@ -7,7 +7,7 @@ This module needs no PyTorch: it lists a run's checkpoints, and reads and checks
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -51,13 +51,13 @@ def numbered(root: Path) -> list[str]:
     return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
 
 
-def newest(root: Path) -> Found | None:
-    """The newest intact checkpoint of a run, without a check of its tensors."""
+def newest(root: Path, notice: Callable[[str], None] = lambda _: None) -> Found | None:
+    """The newest intact checkpoint, tensors unchecked; `notice` receives the faults of newer ones."""
     for name in reversed(numbered(root)):
         try:
             return read_meta(root, name)
-        except CheckpointError:
-            continue
+        except CheckpointError as fault:
+            notice(str(fault))
     return None
 
 

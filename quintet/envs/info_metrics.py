@@ -111,9 +111,7 @@ class InfoMetrics(InfoReader):
         **memory: Any,
     ) -> None:
         """count: number of streams; who: name of the environment, for messages; success: key of
-        info.
-
-        library: of the arrays; memory: arguments with which it makes them.
+        info; library: of the arrays; memory: arguments with which it makes them.
         """
         self.terms, self._who, self._success, self._library = terms, who, success, library
         self._running = any(term.how != "last" for term in terms)
@@ -183,11 +181,9 @@ class InfoMetrics(InfoReader):
         over = bool(ended.any())
         if self.terms and (over or self._running):
             self._join()
-            if over:
-                found = self._until_now(ended)
-                if out.metrics is not None:
-                    out.metrics[ended] = found[ended]
         if over:
+            if out.metrics is not None:
+                out.metrics[ended] = self._until_now(ended)[ended]
             if self._success is not None:
                 np.copyto(out.success, self._won, where=ended)
             ended[...] = False
@@ -209,8 +205,7 @@ class InfoMetrics(InfoReader):
 
     def _join(self) -> None:
         """Joins the new numbers with those of the episodes."""
-        # Arrays and tensors alike.  A graph may hold a step of tensors, so memory stays and the
-        # host decides nothing.
+        # A graph may hold a step of tensors, so memory stays and the host decides nothing.
         library, joined, counts, x = self._library, self._joined, self._counts, self._new
         both, there = joined + x, library.isfinite(x)
         for how in self._rows.keys() - {"mean"}:

@@ -141,7 +141,7 @@ def read_metrics(
         raise QuintetError(
             f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
         )
-    last = manifest.newest(run_dir / "checkpoints")
+    last = manifest.newest(run_dir / "checkpoints", notice)
     return gather(run_dir, last.meta if last else {}, notice, newest=newest).reports
 
 

@@ -414,6 +414,13 @@ def test_damaged_reports_are_never_passed_over(half, copy, damage, capsys):
     assert len((folder / "progress.csv").read_text().splitlines()) == len(found) + 1
 
 
+def test_reports_whose_checksum_is_damaged_are_not_read_in_silence(half, copy, capsys):
+    meta = max((folder := copy(half)).glob("checkpoints/0*")) / "meta.json"
+    meta.write_bytes(b"")
+    assert read_metrics(folder) == read_metrics(half)
+    assert str(meta) in capsys.readouterr().err
+
+
 def test_reports_after_the_checkpoint_are_dropped_aloud(tmp_path, half):
     folder = Path(shutil.copytree(half, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints/000000013")
