@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import quintet
-from quintet.checkpoints import checkpoint
+from quintet.checkpoints import checkpoint, manifest
 from quintet.checkpoints.checkpoint import tensor_hashes
 from quintet.commands import cli
 from quintet.errors import QuintetError
@@ -108,7 +108,9 @@ def load(folder: Path) -> object:
 
 def reports(folder: Path) -> object:
     """Those at the newest checkpoint: of later ones, which a resume writes again, no checksum is
-    known."""
+    known, and of none where the only checkpoint has lost its number."""
+    if not manifest.numbered(folder / "checkpoints"):
+        raise QuintetError("no checkpoint is there")
     rows = read_metrics(folder)
     return rows if len(rows) > STOP_AT else rows[: STOP_AT - 1]
 

@@ -28,7 +28,7 @@ _STAGES = {
 class Examined:
     """Findings as JSON-able values, the likeliest first.
 
-    unmade: measurements that could not be made, with the reason.
+    unmade: the reason for each measurement that could not be made.
     whole: whether no measurement is left to make.
     step_s: seconds of a step of one environment, if known.
     """

@@ -219,8 +219,8 @@ def shortened(
 
 
 def what_only_this_process_has(source: EnvSource | None) -> dict[str, Any]:
-    """Registrations and settings of this process, and the source, for `examine_apart`.  Raises
-    ConfigError for a source that can't be sent.
+    """Collects the settings that `examine_apart` needs from this process: registered environments,
+    and the source.  Raises ConfigError for a source that can't be sent.
     """
     sent = pickled(
         source,
