@@ -52,7 +52,7 @@ def numbered(root: Path) -> list[str]:
 
 
 def newest(root: Path, notice: Callable[[str], None] = lambda _: None) -> Found | None:
-    """The newest intact checkpoint, tensors unchecked; `notice` receives the faults of newer ones."""
+    """The newest intact checkpoint, tensors unchecked; `notice` receives faults of newer ones."""
     for name in reversed(numbered(root)):
         try:
             return read_meta(root, name)
