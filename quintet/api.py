@@ -318,8 +318,8 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
     if source is not None and ":<" in says["id"] and "run_dir" not in values:
         raise ConfigError(
             "run_dir must be given with an environment that has no name of its own (a lambda, a "
-            "partial, a vector environment), got none: two of them would share one folder; give "
-            "run_dir or a named function"
+            "partial, a vector environment), got none: runs of two such environments would share "
+            "one folder; give run_dir or a named function"
         )
     _settle("env", values, {f"env.{name}": value for name, value in says.items()})
     own = values.get("eval.env.id") not in (None, says["id"])

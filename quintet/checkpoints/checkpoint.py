@@ -311,7 +311,7 @@ def remove(folder: Path) -> bool:
     if not _removable(folder):
         return False
     try:
-        # The manifest last, so that what a crash leaves is still known for ours.
+        # The manifest goes last, so that remains after a crash can be recognised as ours.
         for name in sorted(os.listdir(folder), key=lambda name: name == MANIFEST):
             os.unlink(folder / name)
         os.rmdir(folder)

@@ -164,8 +164,8 @@ def require_free(folder: Path) -> None:
 
 
 def await_left(folder: Path, say: Callable[[str], None] | None = None) -> None:
-    """Waits until the process of an earlier start, whose parent was killed, has left a folder, at
-    most for the time that it has for this.
+    """Waits until a process whose parent was killed has left the folder, at most for as long as
+    such a process has time to end.
 
     say: receives a sentence if the wait is not short.
     """

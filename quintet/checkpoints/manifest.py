@@ -81,7 +81,7 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
     iteration = meta.get("iteration")
     if iteration is not None and iteration != int(path.name):
         raise CheckpointError(
-            f"{path} holds the checkpoint of iteration {iteration}: it must be named after that"
+            f"{path} holds the checkpoint of iteration {iteration}: name its folder after this"
         )
 
 

@@ -45,6 +45,6 @@ def read(run_dir: Path) -> SavedOptions | None:
     if CONFIG not in newest.meta:
         raise CheckpointError(
             f"{newest.path} must be a run's own checkpoint, got one without options, such as a "
-            "saved policy: move it out of the run folder to continue from the one before it"
+            "saved policy: move it out of the run folder to resume from an older checkpoint"
         )
     return SavedOptions(newest.meta[CONFIG], newest.path, newest.not_own)

@@ -51,7 +51,7 @@ class Peer:
         self.rows: Mapping[str, tuple[int, str]] = {}
 
     def connect(self, work: object, silence_s: float, ending: Event) -> str | None:
-        """Starts its process, connects it and gives it its work; why it can't do it, if it can't.
+        """Starts the node's process, connects it and gives it work; returns the reason if it can't.
         Raises WorkerFault if it fails or takes too long, or once the run is `ending`.
         """
         token, begin_s = secrets.token_bytes(TOKEN_BYTES), time.monotonic()

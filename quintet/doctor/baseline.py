@@ -25,8 +25,8 @@ _CLEARLY = 2.0  # standard errors
 
 @final
 class Beside(NamedTuple):
-    """finding: present if the policy gains several times what the rule does, as one does that
-        exploits the reward.
+    """finding: present if the policy gains several times as much as the rule, which suggests that
+        it exploits the reward.
     said: the returns of both; "" if they are not known.
     below: whether the run is clearly below the rule.
     """

@@ -1,4 +1,4 @@
-"""Hidden clocks: what depends on the number of a step that no observation shows."""
+"""Hidden clocks: rewards or observations that depend on the step's number, which is not shown."""
 
 from typing import NamedTuple, final
 
@@ -38,8 +38,8 @@ def hidden_clock(
     *,
     of_reward: bool = False,
 ) -> Clock | None:
-    """Finds what the number of the step tells of `y` ``[N, k]`` beyond observations and actions `x`
-    ``[N, d]``; None: nothing.
+    """Looks for a rule by which the step's number predicts `y` ``[N, k]`` better than observations
+    and actions `x` ``[N, d]`` do; None: there is none.
 
     steps: number of the step in its episode ``[N]``; group: the episodes.
     """
@@ -56,8 +56,8 @@ def hidden_clock(
         parts[0] = steps * _PARTS // longest
     if not parts:
         return None
-    # The rule is chosen by half of the episodes and judged by the others: what an episode decides,
-    # or chance, goes with some rule, but not with the same one again.
+    # The rule is chosen by half of the episodes and judged by the others: effects of chance, or of
+    # the episode, fit some rule in one half, but not the same rule in the other.
     chosen = np.isin(group, np.random.default_rng(0).permutation(names)[::2])
     rest = (left[chosen, :, None] * factors[chosen, None, :]).reshape(chosen.sum(), -1)
     shares = {period: _shares(rest, part[chosen]) for period, part in parts.items()}

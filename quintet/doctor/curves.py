@@ -58,10 +58,10 @@ class RunSeen:
     continuous: whether some actions are real numbers, whose entropy has no least value.
     threshold: return at which the environment's registration calls it solved; None: there is none.
     parts: of the learner, with their evidence.
-    again: beginnings of commands, of which one trains again with the same options.
+    again: beginnings of commands; one of the commands trains again with the same options.
     roles: the learner's options that have an effect, by their usual names, as "learning_rate":
         ("actor_lr",).
-    others: final levels of other seeds of the same options.
+    others: final levels of runs with the same options and other seeds.
     symptoms: findings about the reports, for those about options; None: not known yet.
     """
 
@@ -137,8 +137,8 @@ class RunSeen:
     @cached_property
     def first_level(self) -> Level | None:
         """The level of the first episodes: of the first reports that have enough of them, or of the
-        first quarter of the run so far, or of the first report with episodes.  Of a few the spread
-        is at least that of all episodes of the run; None if these are too few."""
+        first quarter of the run so far, or of the first report with episodes.  A spread of
+        few episodes is raised to that of the whole run; None if the run has too few."""
         some, episodes, early = list[Report](), 0.0, _FIRST * self._steps
         for each in self.reports:
             if episodes and (episodes >= _FIRST_EPISODES or each["env_steps"] > early):

@@ -68,9 +68,9 @@ class Next:
 
     @property
     def noise(self) -> bool:
-        """Whether its next value is unpredictable, or is predicted as well without it, and it
-        neither follows from other numbers of its observation, as a difference of two would, nor
-        tells anything, as a gust, a demand or a price that is shown."""
+        """Whether its next value is unpredictable, or is predicted as well without it.  It is no
+        noise if other numbers of its observation predict it, as two numbers predict their
+        difference, or if it predicts anything, as a gust or a price does."""
         if self.others > HALF_TOLD or self.used:
             return False
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
@@ -95,7 +95,7 @@ class Fits:
         episodes, as a goal that is shown.
     action_by_episode: share of the effect of actions on observations that lies between
         episodes, so that an action has another effect in each.
-    clock: what of the reward or the observations the number of the step tells; None: nothing.
+    clock: a rule by which the step's number predicts rewards or observations; None: none.
     projected: whether leaves were too large to be looked at number by number.
     """
 
@@ -180,14 +180,14 @@ class _Table:
         return np.delete(self.input(), place, 1)
 
     def change(self, places: NDArray[np.int64]) -> Floats:
-        """Changes of numbers to the next observation; what rounding alone tells apart is none."""
+        """Changes of numbers to the next observation, without differences due to rounding alone."""
         change = (self.after - self.obs)[:, places]
         rounded = change.std(0) <= _ROUNDING * np.abs(self.after[:, places]).max(0, initial=0.0)
         return np.where(rounded, change.mean(0), change)
 
     def paid(self) -> "_Table":
-        """The rows for predictions of the reward: what an end pays, as for a crash, is of another
-        size and hides what the other rows tell, if those say anything."""
+        """The rows for predictions of the reward, without those that end an episode unless only
+        these pay: rewards at an end, as for a crash, are of another size and hide the others."""
         played = self.played
         within = ~(played.terminated | played.truncated)[self.t, self.b]
         if _varies(self.reward[within]) < _LEAST_PAID:
@@ -284,7 +284,7 @@ def _alone(
 
 
 def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | None]:
-    """The part of `Fits` about rewards, and what the number of the step tells of them."""
+    """The part of `Fits` about rewards, and the rule by which the step's number predicts them."""
     varies = _varies(table.reward)
     if varies < _LEAST_PAID:
         return {"reward_varies": varies}, None

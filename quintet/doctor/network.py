@@ -1,7 +1,7 @@
 """Predictions by a small network, where the predictor of `predict` fails.
 
-A task whose rule is no smooth function, as a board, a sorted list or a wall, is shown as well as
-any other: before its observation is said to lack something, a stronger predictor must fail too.
+Rules of boards, sorted lists or walls are no smooth functions, but observations can show all
+of them: before an observation is said to lack something, a stronger predictor must fail too.
 """
 
 import numpy as np

@@ -38,7 +38,7 @@ class Pairs:
         AFTER steps, `rewarded` a reward, `ended` the ending.
     first: steps after which an observation changed, one for each of `changed`.
     seeds: number of seeds; returns_differ: number of those for which entirely other actions gave
-        other rewards or another ending; varied: in which rewards were not all the same.
+        other rewards or another ending; varied: number of those in which rewards varied.
     unlike: what differed although seed and actions were the same; "" if nothing did.
     reached: fraction of the greatest action up to which larger actions made a difference; 1: all
         did; nan: no Box with bounds.
@@ -228,8 +228,8 @@ def _greatest(env: VectorEnv, seed: int) -> NDArray[Any] | None:
 @final
 class _Branch:
     """The same random actions for all streams, except at one step, where streams 2 and on take
-    others: those given, else random ones.  Streams with another action mask than the first take
-    random ones that theirs allows."""
+    others: those given, else random ones.  A stream whose action mask differs from the first
+    stream's takes random actions that its own mask allows."""
 
     def __init__(self, env: VectorEnv, seed: int, at: int, given: Sequence[NDArray[Any]]) -> None:
         self.common, self.own = uniform_chooser(env, seed), uniform_chooser(env, seed + 1)

@@ -44,8 +44,8 @@ class Large:
 class Play:
     """Rows ``[T, B]`` of streams, and the observations before and after them.
 
-    obs: numbers of the observations ``[T + 1, B, n]``: large leaves as random projections, choices
-        one-hot, or by a table of random numbers if there are many, as networks read them.
+    obs: numbers of the observations ``[T + 1, B, n]``: large leaves as random projections, choices,
+        as networks read them, one-hot, or by a table of random numbers if there are many.
     numbers: leaf and place of each of the n, "" in front of projections.
     action: ``[T, B, m]``, choices one-hot.
     reward: raw.

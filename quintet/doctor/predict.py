@@ -1,8 +1,8 @@
 """Scores of predictions of numbers from others, on rows that were held out.
 
 The predictor is a ridge regression on the inputs, their products and random features of them: it
-takes a second where a network takes minutes, and has one solution.  What it misses, as steps and
-fast waves, the rows that are nearest may tell.
+takes a second where a network takes minutes, and has one solution.  It misses steps and fast
+waves, which the rows with the nearest inputs may predict.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _MOST_RANDOM = 256
 _RIDGE = 1e-4
 _NEAREST, _AT_ONCE = 3, 500  # rows that are nearest; rows whose nearest ones are searched at once
 _MOST_FACTORS = 48  # numbers that are multiplied with another
-_SHUFFLED, _CLEARLY = 30, 1.45  # orders, and how far beyond them what is told lies
+_SHUFFLED, _CLEARLY = 30, 1.45  # random orders, and the factor by which `x` must exceed them
 _FAR = 6.0  # standard deviations at which inputs and random features are clipped
 
 
@@ -144,8 +144,8 @@ def _ridge(x: Floats, y: Floats) -> Floats:
 
 
 def tells(x: Floats, others: Floats, y: Floats, group: Groups) -> bool:
-    """Whether a number `x` ``[N]`` tells anything of `y` ``[N, k]`` that `others` ``[N, d]`` don't:
-    it, its square or its products with them go with what they leave, more than in any random order.
+    """Whether `x` ``[N]`` predicts a part of `y` ``[N, k]`` that `others` ``[N, d]`` can't predict:
+    `x`, its square or its products with them correlate with the rest more than in a random order.
     """
     left = residuals(others, y, group)
     left = (left - left.mean(0)) / np.maximum(left.std(0), 1e-12)

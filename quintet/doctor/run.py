@@ -70,7 +70,7 @@ def does_well(run: RunSummary) -> str:
 
 
 def _as_far(seen: RunSeen, others: Iterable[RunSeen]) -> list[Level]:
-    """The last levels of the same policy of other runs that have trained about as long."""
+    """The last levels of other runs that trained about as long, for the policy of this index."""
     steps, found = seen.last("env_steps"), list[Level]()
     for each in others:
         end, gap = each.last_level, abs(each.last("env_steps") - steps)
@@ -173,7 +173,7 @@ def seen_of(run: RunSummary) -> list[RunSeen]:
 
 
 def _is_given(run: RunSummary, name: str) -> bool:
-    """Whether the user chose the option; what a search has found is better than the preset."""
+    """Whether the user chose the option; values of presets or of a search don't count."""
     source = run.sources.get(name)
     if source is None:
         return not run.sources

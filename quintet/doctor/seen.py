@@ -22,8 +22,8 @@ class Options:
 
     again: beginnings of the commands of findings.
     memory: whether the network has a memory, or sees several observations.
-    remember: the words that give it one, in the learners that have no such network several
-        observations.
+    remember: the options that give the network a memory, or several observations where the
+        learner has no network with memory.
     normalizes: whether floats in observations are normalised.
     shows_last: whether observations have the last action and reward.
     known: findings that the user knows.
@@ -52,7 +52,7 @@ class Seen:
     choices: doubtful ones by the evidence of the check, or of random play where it has more rows.
     threshold: return at which the environment's registration calls it solved; wrapped: that of an
         environment inside, whose rewards wrappers may change.
-    remembers: what a second episode with the same seed had differently, in one environment.
+    remembers: the difference of a second episode with the same seed, in one environment.
     unmade: measurements that could not be made, with the reason.
     """
 

@@ -25,7 +25,7 @@ class Ends:
     """Whether an observation shows that the step from it is the episode's last, as days left or a
     share of the time that is over do: it then lies beyond the range of all other steps.
 
-    Single numbers are looked at, and sums of them with weights, as counts of what was done.
+    Single numbers are looked at, and weighted sums of them, such as a count of all actions.
     """
 
     def __init__(self, observation: spaces.Space) -> None:  # type: ignore[type-arg]

@@ -80,8 +80,8 @@ def _plain(name: str) -> str:
 
 
 def _found(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """The value at a key or path, and that of its mask, which infos of several streams have; None
-    where there is none.
+    """The value at a key or path, and its mask, which infos of several streams have; each is None
+    where it is missing.
     """
     if name in info:
         return info[name], info.get(f"_{name}")

@@ -98,8 +98,8 @@ def random_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
 
 
 _MOST_CPU_S, _MOST_S = 0.5, 2.0
-"""Limits of a short play, of at least one step: seconds of this thread on a processor, whose number
-does not depend on other processes, and of a clock, for environments that wait."""
+"""Limits of a short play of at least one step: CPU seconds of this thread, which don't depend on
+other processes, and wall-clock seconds, for environments that wait."""
 
 
 def short_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:

@@ -67,7 +67,7 @@ def settled(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
 
 
 def made_otherwise(env: ResolvedEnv, settled: ResolvedEnv) -> bool:
-    """Whether environments that were made for `env` differ from those of the settled one."""
+    """Whether the settled options would make other environments than those made for `env`."""
     before, now = env.config, settled.config
     wide = now.observation_dtype == "float64" != before.observation_dtype
     masked = now.mask_from_info is True and before.mask_from_info is not True

@@ -321,8 +321,8 @@ def innermost(env: VectorEnv) -> VectorEnv:
 
 
 def tasks_of(env: VectorEnv) -> Any:
-    """The attribute `tasks` of the environments below these wrappers, which gives resets options of
-    a curriculum, and whose `options` are those of the last resets by stream; None without one.
+    """The attribute `tasks` of the environments below these wrappers, None without one.  It passes
+    a curriculum's options to resets; its `options` are those of the last resets, by stream.
     """
     return getattr(innermost(env), "tasks", None)
 

@@ -17,7 +17,7 @@ MOST_S, MOST_GIB = 60.0, 2.0
 """The default limits."""
 
 _SIGNS = ("bad_alloc", "bad allocation", "Failed to allocate", "Unable to allocate", "MemoryError")
-"""Parts of messages of onnxruntime, NumPy and PyTorch that mean too little memory."""
+"""Words by which onnxruntime, NumPy and PyTorch report too little memory."""
 
 
 @final

@@ -98,8 +98,8 @@ class NumpyPlayer:
 
 
 def _require_unpacked(program: bytes) -> None:
-    """Raises ValueError for an archive that would unpack to more bytes than it has.  What it says
-    of a compressed array's size may be wrong."""
+    """Raises ValueError for an archive that would unpack to more bytes than it has.  The size
+    that it states for a compressed array may be wrong."""
     with zipfile.ZipFile(io.BytesIO(program)) as archive:
         entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):

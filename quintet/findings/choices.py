@@ -306,8 +306,8 @@ def _too_few(lengths: Sequence[int]) -> bool:
 
 @finding("time-limit", weight=0.65)
 def time_limit(evidence: Evidence) -> Found:
-    """Episodes that all end after the same number of steps, by termination, and no observation
-    shows their end beforehand."""
+    """Time limits as terminations: all episodes terminate after the same number of steps, and no
+    observation shows their end beforehand."""
     count = len(evidence.lengths)
     if _too_few(evidence.lengths) or evidence.ends.shown:
         return

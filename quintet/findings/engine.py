@@ -20,7 +20,7 @@ from quintet.system.plugins import Catalog
 Found = Iterator[Finding]
 Subject = Literal["choices", "environment", "run", "options", "start"]
 """The subject of a set of rows: an automatic choice, an environment, a run's reports, its options,
-or its start, about which there are remarks, which are no causes."""
+or its start.  Rows about a start are remarks and name no causes."""
 
 _Find = TypeVar("_Find", bound=Callable[..., Found])
 
@@ -195,9 +195,9 @@ class Again(NamedTuple):
     look: str = ""
 
     def command(self, found: Finding) -> str:
-        """The command of a finding: its own, the one that looks again where its option is None, or
-        one that trains again with its option; "" where there is none, or trainings by it have not
-        helped often enough (`TRIED`).  A training gets a new run folder.
+        """The command of a finding.  A finding with an option trains again with it in a new run
+        folder, or has "" if such trainings have not helped often enough (`TRIED`).  Others have
+        their own command; without one, an option of None looks again, and any other gives "".
         """
         if not found.option:
             return found.command or ("" if found.option is not None else self.look)
@@ -211,8 +211,8 @@ class Again(NamedTuple):
 
 
 def env_words(options: Mapping[str, Any]) -> str:
-    """The words that make the same environment in a command of ``quintet check-env``, with a space
-    before each.
+    """The options by which ``quintet check-env`` makes the same environment, each after a
+    space.
 
     options: of the environment, by name.
     """

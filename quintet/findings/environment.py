@@ -208,7 +208,7 @@ def observation_memory(fits: Fits, options: Options) -> Found:
 
 
 def hides_state(fits: Fits | None) -> bool:
-    """Whether earlier observations tell what the last actions don't, as velocities do."""
+    """Whether earlier observations predict what the last actions can't, such as velocities."""
     return fits is not None and any(
         each.gain >= MEMORY_GAIN
         and each.delay is not None

@@ -68,7 +68,7 @@ def _judged(part: Part, report: Mapping[str, float]) -> Judged:
 
 
 def counts(each: Evidence, report: Mapping[str, float]) -> bool:
-    """Whether a report has a metric that is evidence, and the other one that it takes."""
+    """Whether a report has this evidence's metric, and meets its condition on another metric."""
     if each.given is None:
         return each.metric in report
     name, range_ = each.given
@@ -103,8 +103,8 @@ _ORDER: tuple[State, ...] = ("reliable", "not known yet", "doubtful")
 
 
 def sentences(found: Sequence[Judged]) -> list[tuple[State, str]]:
-    """A sentence for each part; with several policies one for each part and state, with the reason
-    of the first such policy.
+    """A sentence for each part.  With several policies there is one for each part and state, which
+    gives the reason of the first policy in this state.
     """
     lines = []
     for part in dict.fromkeys(each.part for each in found):

@@ -56,7 +56,7 @@ def warnings(
 
 @finding("statistics", weight=POSSIBLE)
 def statistics(loaded: Loaded, config: RunConfig, made: EnvDescription) -> Found:
-    """Wrappers whose statistics the policy lacks, or which change what a return is."""
+    """Wrappers whose statistics the policy lacks, or which change returns."""
     observations = "the run normalises observations itself"
     if not getattr(config.learner, "normalize_observations", False):
         observations = "use --normalize-observations true"

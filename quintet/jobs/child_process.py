@@ -51,8 +51,8 @@ _MOST_FILES = 253  # one message carries no more on Linux
 _BEGIN_S = 30.0  # allowed to a server to begin a process
 
 FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that a service manager sends to all processes of a run: the server's end would be that of
-its forks, which the parent stops in good order.
+"""Signals that a service manager sends to all processes of a run: forks end with
+their server, so it ignores these signals, and the parent stops the forks in good order.
 """
 
 

@@ -65,8 +65,8 @@ class CoreWaits:
         self._seen: Delays = {}
 
     def look(self, pid: int, deep: bool = True) -> float:
-        """Seconds since the last look, 0 at the first one, in which one of its threads waited;
-        `deep`: or one of a process that it has begun.
+        """Seconds since the last look, 0 at the first one, in which a thread of the process waited;
+        deep: threads of the processes that it began count too.
         """
         now, before = self._clock(), self._looked_s
         passed_s = 0.0 if before is None else now - before

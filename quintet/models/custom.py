@@ -185,7 +185,7 @@ def _ones(space: Space, samples: Tensor) -> Tensor:
 
 def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
     """Output of the module for samples of the spaces, or where it raises an error for small
-    numbers: what is seen may be much less than what bounds allow.
+    numbers, since observed values may cover far less than the bounds.
     """
     drawn = {path: _samples(space) for path, space in leaves.items()}
     small = {path: _ones(space, drawn[path]) for path, space in leaves.items()}

@@ -82,8 +82,8 @@ def of_scipy() -> Any:
 
 
 def fraction_interval(fraction: float, count: float) -> tuple[float, float]:
-    """The 95% interval of a probability, from the fraction of `count` trials.  Unlike that of
-    standard errors it is no point where all trials, or none, succeeded.
+    """The 95% interval of a probability, from the fraction of `count` trials.  It has a
+    width even if all trials or none succeeded, where 1.96 standard errors would be 0.
 
     Source: Wilson 1927.
     """
@@ -97,8 +97,8 @@ def mean_interval(
     mean: float, std: float, least: float, most: float, count: float
 ) -> tuple[float, float] | None:
     """The 95% interval of the mean of numbers with this population standard deviation: 1.96
-    standard errors, and where they have but two values (lost or won) that of a fraction.  None for
-    one number, and where all are equal, which says nothing of how far others may be.
+    standard errors, or the interval of a probability if there are only two values (lost or won).
+    None for a single number, and for equal ones, which don't show how far others may be.
     """
     if count < 2 or most <= least:
         return None

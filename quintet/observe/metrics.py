@@ -170,8 +170,8 @@ NODE = "node/"
 """Prefix of the metrics of a cluster's nodes; the node's number follows."""
 
 PREFIXES: dict[str, Metric] = {
-    ENV: Metric("its own", "mean over episodes since the last report of a number of env.metrics"),
-    f"eval/{ENV}": Metric("its own", "mean over the last evaluation of a number of env.metrics"),
+    ENV: Metric("its own", "mean of a number of env.metrics over episodes since the last report"),
+    f"eval/{ENV}": Metric("its own", "mean of a number of env.metrics over the last evaluation"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "health/": Metric("1", "a part of the learner: 1 reliable, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),

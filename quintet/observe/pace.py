@@ -50,7 +50,7 @@ class Pace:
             self._points.popleft()
 
     def restart(self) -> None:
-        """Measures the speed from the last point on; what was before is no measure of it."""
+        """Measures the speed from the last point on, without the time before it."""
         self._points = deque([self._points[-1]])
 
     @property

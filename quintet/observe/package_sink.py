@@ -27,8 +27,8 @@ _BINS, _HEIGHT, _WIDTH = 30, 60, 4  # bins of a histogram; pixels of its picture
 class ThreadedSink:
     """Gives a sink what the run writes, as fast as the sink takes it.
 
-    A sink that raises an error is left out from then on. Where one takes less than is written,
-    what is too much is dropped.
+    A sink that raises an error is left out from then on. A sink that is slower
+    than the run misses the reports that it has no time for.
     """
 
     def __init__(self, name: str, sink: Any, opened: Callable[[int], Any], notice: Notice):

@@ -265,7 +265,7 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def in_seeds(members: Sequence[Run]) -> str:
-    """The number of runs in words, which is that of their seeds unless a seed is there twice."""
+    """The number of seeds in words; also the number of runs if a seed is there twice."""
     seeds = len({str(run.config.get("seed", run.folder)) for run in members})
     count = f"{seeds} seed{'' if seeds == 1 else 's'}"
     return count if seeds == len(members) else f"{len(members)} runs of {count}"

@@ -82,8 +82,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Opening:
-    """Paragraphs, a table and pictures before the runs of a page; names: of the runs there, by
-    folder, where they are not those of their folders.
+    """Paragraphs, a table and pictures before the runs of a page; names: names of the
+    runs by folder, where a run is not named after its folder.
     """
 
     said: Sequence[str]
@@ -179,8 +179,8 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
 
 
 def _compared(runs: Sequence[RunSummary]) -> Opening | None:
-    """The comparison of the first group of finished runs, which differ only in their seed, with the
-    others; None without two groups, one of several runs."""
+    """Compares the first group of finished runs with the others; runs of a group differ only in
+    their seed.  None unless there are two groups, and one of them has several runs."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         if run.state == "finished" and run.score is not None:

@@ -228,7 +228,7 @@ def _in_words(count: int, members: Sequence[Member], kind: Kind, at: At | None) 
 
 
 def _differences(task: str, members: Sequence[Member]) -> list[str]:
-    """Warnings where runs of one environment differ in what it is."""
+    """Warnings where options that define a task's environment differ between its runs."""
     notes = []
     for name in _FACTS:
         options = [each.run.options for each in members]

@@ -67,7 +67,7 @@ class PackageSink:
     """A sink of an installed package, which names it as an entry point ``quintet.sinks``.  A thread
     calls its functions; one that raises an error or hangs does not stop the run.
 
-    open: returns what the others get first, for instance a connection.
+    open: returns the first argument of the other functions, for instance a connection.
     write: gets a report, numbers by name, of which ``env_steps`` is one.
     text: gets a name and a text.
     picture: gets a name, env_steps and a picture ``[H, W, 3]``, uint8.

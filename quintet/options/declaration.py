@@ -294,7 +294,7 @@ def _met(need: Needs, options: BaseModel, facts: Facts, prefix: str) -> bool:
 
 
 def tunable(options: type[BaseModel]) -> dict[str, Tune]:
-    """Options that may change during a run, and how."""
+    """Options that may change during a run, each with its rule."""
     fields = options.model_fields.items()
     return {name: tune for name, info in fields if (tune := about(info).tune) is not None}
 

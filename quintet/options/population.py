@@ -55,8 +55,8 @@ def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
     ]
     if wrong:
         raise ConfigError(
-            "population.tuned must name options that have an effect, can change during a run, "
-            f"and are neither whole numbers nor 0 (here {', '.join(sorted(able))}), got "
+            "population.tuned must name options that have an effect, can change during a run, and "
+            f"are neither whole numbers nor 0 (in this run {', '.join(sorted(able))}), got "
             f"{', '.join(wrong)}: leave them out"
         )
     return tuple(named) or tuple(name for name in able if ways[name].usual)

@@ -352,8 +352,8 @@ def without_idle_options(
 
 
 def _with_own_encoder_alone(config: RunConfig, sources: dict[str, str]) -> RunConfig:
-    """Without hidden layers after a user's encoder that the user did not give: those of presets and
-    learners are for quintet's own encoders.
+    """Removes hidden layers after a user's encoder unless the user gave them: presets and learners
+    set hidden layers for quintet's own encoders.
     """
     names = [n for n in ("policy_hidden", "value_hidden") if getattr(config.model, n) is not None]
     dropped = [n for n in names if is_free(sources.get(f"model.{n}", "default"))]

@@ -89,8 +89,8 @@ class RuntimeConfig(Options):
     """iterations (fresh batches) after which actors get new weights"""
     worker_timeout_s: LongWait = option(60.0, on_resume="free")
     """longest step of the environments, in seconds, before a worker counts as hung (a minute more
-    while it makes them or compiles; time without a core does not count); serial: a notice names the
-    place
+    while it makes them or compiles; time without a core does not count); serial: the hanging line
+    is printed
     """
     max_restarts: CountFrom0 = option(
         3, needs="runtime.kind=async or cluster.address", on_resume="free"

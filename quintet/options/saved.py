@@ -267,7 +267,7 @@ def load_seeds(
 
 
 def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
-    """A run of a group on a cluster; the group's option limits restarts of its workers."""
+    """Moves a run to the cluster of its group, whose option limits restarts of its workers."""
     config, most, sources = loaded.config, placing.max_restarts, loaded.sources
     if most is None:
         placing = replace(placing, max_restarts=config.runtime.max_restarts)

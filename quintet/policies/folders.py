@@ -17,7 +17,7 @@ POLICY, LEARNER = "policy", "learner"
 """Keys of a checkpoint's tensors: the publication's, and the tensors only for learning."""
 
 ENVIRONMENTS, FIRST = "environments", "0/0"
-"""Key of the tensors with the state of environments, ``GROUP/INDEX``: bytes; that of the first."""
+"""Key of the environments' states, as bytes by ``GROUP/INDEX``; the first environment's place."""
 
 POLICIES, LEADER = "policies", "leader"
 """Keys in the meta of a checkpoint of several policies: the policies' entries, and the index of the

@@ -70,7 +70,7 @@ class Result:
 
 @contextmanager
 def memory_told() -> Iterator[None]:
-    """Raises an error that says what there is no memory for in place of another library's."""
+    """Replaces a library's error about memory by one that names the thing that did not fit."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -245,7 +245,7 @@ def _make_policies(
 
 
 def _remark(trainer: Trainer, loaded: Loaded, source: Source) -> None:
-    """Adds what the user should know of a run before it begins to its warnings and notes."""
+    """Adds warnings and notes about a run, which the user should read before it begins."""
     population, first = trainer.saving.population, source.envs[0]
     warnings = [] if population is None else population.warnings()
     facts = Start(

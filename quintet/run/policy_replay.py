@@ -89,9 +89,9 @@ def _uneven_unrolls(
     """Number of unrolls by which one of a policy's streams may exceed its share of the run's
     batches.
 
-    Of several policies in the same streams one may play a single stream for long: all columns of a
-    batch may be that stream's, and as many may have waited before.  With its own streams a policy
-    may be a batch ahead of the others, and have another one waiting.  In an async run one worker
+    If policies share streams, one policy may play a single stream for long: all columns of a batch
+    may come from that stream, after as many have waited.  A policy that has its own streams may be
+    a batch ahead of the others, while another batch of its rows waits.  In an async run one worker
     may fill a batch alone.
     """
     columns, policies = plan.columns_per_batch, assignment.num_policies

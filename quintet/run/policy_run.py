@@ -338,8 +338,8 @@ class PolicyRun:
         return notes
 
     def take_newer_best(self, found: Checkpoint) -> None:
-        """Takes the score of a policy in ``best/`` that is newer than the checkpoint, as after a
-        kill, so that a worse one does not replace it.
+        """Takes over the score in ``best/`` if its policy is newer than the checkpoint, as after a
+        kill, so that no worse policy replaces it.
         """
         if self._evaluated_otherwise(found):
             return

@@ -1,5 +1,5 @@
-"""Looks at environments in a process of its own, which they may end: whether episodes repeat, and
-which numbers are in info.
+"""Looks whether episodes repeat, and which numbers are in info, in a process of its own, since
+the environment may end its process.
 """
 
 import os

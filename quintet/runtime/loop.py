@@ -305,8 +305,8 @@ class TrainingLoop:
         return step
 
     def _may_overlap(self, steps: Sequence[_Step]) -> bool:
-        """Whether the update of another policy begins, on another device, before those of `steps`
-        have ended: its batch waits, and nothing that is due looks at any of them.
+        """Whether another policy's update may begin on another device before the updates of `steps`
+        have ended: its batch is ready, and nothing that is due now needs their results.
         """
         last = steps[-1]
         if len({*self.devices}) == 1 or self.parts.replays or last.exact or last.error is not None:

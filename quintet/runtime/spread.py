@@ -113,8 +113,8 @@ class _Clocks(NamedTuple):
 
 
 def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float) -> int:
-    """Number of processes that may step `num_streams` such environments fastest; 1: only this
-    process.
+    """Number of processes likely to step `num_streams` environments of this cost fastest; 1: only
+    this process.
 
     One per core if steps compute, one per stream if they wait, up to MOST_PROCESSES and to half of
     the `free` bytes; 1 if they promise too little.

@@ -40,7 +40,7 @@ class Able(NamedTuple):
 def load(asked: Asked, entry: Entry, more: Mapping[str, Any], *, beside: bool = False) -> Loaded:
     """The configuration of an entry's run in the folder of the race; raises ConfigError.
 
-    more: further options; beside: whether it is that of a new run, whatever is in the folder.
+    more: further options; beside: as of a new run, whatever is in the folder.
     """
     own = {
         "report.interval_s": max(1.0, asked.total_s / _REPORTS),
@@ -133,8 +133,8 @@ def _shorter(one: Able, name: str, value: Any) -> bool:
 
 
 def _fitted(entry: Entry, loaded: Loaded) -> Entry:
-    """The entry with its options as a new run of this configuration changes them to fit each other
-    and the environment, since later legs must ask for what the run began with.
+    """The entry with options that fit each other and the environment, as a new run of this
+    configuration settles them, since later legs must ask for the options that the run began with.
     """
     flat = loaded.config.flat()
     changed = [name for name in entry.options if loaded.sources[name].startswith("resolved")]
@@ -198,8 +198,8 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
 def shortened(
     asked: Asked, listed: Sequence[Able], most_steps: float
 ) -> tuple[list[Able], list[str]]:
-    """The entries with batches of at most about `most_steps` env_steps, since a stop waits for the
-    end of a batch; and a sentence about each change."""
+    """Shortens batches to about `most_steps` env_steps, since a stop waits for the end of a batch.
+    Returns all entries, and a sentence about each change."""
     changed: list[Entry] = []
     lines: list[str] = []
     for entry, loaded, _ in listed:

@@ -33,7 +33,7 @@ class _Clock:
     batch.
 
     begin: when its parent began it, by `time.monotonic`, which processes of one machine share.
-    over: whether it has stopped it.  batch_s: seconds of a batch, as far as known.
+    over: whether it has stopped the training.  batch_s: seconds of a batch, as far as known.
     """
 
     def __init__(self, begin: float, seconds: float) -> None:
@@ -96,8 +96,8 @@ class _Listener:
 
     @property
     def training(self) -> float | None:
-        """Mean objective of the last episodes, of as many reports as have enough; the newest report
-        may have none, or one that is not like the others.
+        """Mean objective of the last episodes, over so many reports that they have enough episodes;
+        the newest report alone may have none, or an untypical one.
 
         None where most env_steps are of episodes that have not ended: those that have are the
         short ones, whose returns do not stand for all.
@@ -183,8 +183,8 @@ def _trained(loaded: Loaded) -> int:
 
 
 def _ends_after(loaded: Loaded, env_steps: int) -> Loaded:
-    """The configuration of a run that is finished after one more batch, as any run is: with its
-    last report, evaluation and policy.
+    """The configuration of a run that ends after one more batch, as usual with a last report,
+    evaluation and policy.
     """
     config = loaded.config
     total = env_steps + max(batch_steps(config), config.env.num_streams)
@@ -197,9 +197,9 @@ def _ends_after(loaded: Loaded, env_steps: int) -> Loaded:
 def _returns(
     policy: Policy, loaded: Loaded, payload: Mapping[str, Any], clock: _Clock
 ) -> dict[str, list[float]]:
-    """Returns, or what else is the objective, of whole episodes by the way to act, in blocks that
-    begin while there is time, of each way in turn, on the same seeds.  A block that has no time to
-    end does not count: its short episodes would stand for all.
+    """Objectives (such as returns) of whole episodes, by the way to act.  The ways take turns with
+    blocks of episodes on the same seeds, while there is time.  A block that has no time to end
+    does not count: its short episodes would stand for all.
     """
     most_s: float = payload["most_s"]
     found: dict[str, list[float]] = {each: [] for each in payload["ways"]}

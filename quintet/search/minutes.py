@@ -137,8 +137,8 @@ def timed_group(
     measure: Callable[[], Sequence[int]],
     say: Callable[[str], None],
 ) -> list[Loaded]:
-    """The runs of a seed group with the same number of env_steps: that of a run that has begun,
-    else one that fits the time of each.
+    """Gives all runs of a seed group the same number of env_steps, taken from a run that has begun,
+    else one that fits the time of each run.
 
     measure: measures several runs at the same time; returns the env_steps that fit each.
     """
@@ -279,8 +279,8 @@ def _slow_making(loaded: Loaded, budget: TimeBudget) -> str | None:
 
 
 def look(loaded: Loaded, budget: TimeBudget) -> bool:
-    """Makes one of the environments, which plays for a moment, and stores in `budget` what the
-    run's environments take by it; False if a single one can't be made.
+    """Makes one environment, plays it for a moment, and stores in `budget` the speed and the start
+    that follow for all of them; False if a single one can't be made.
     """
     from quintet.envs.random_play import random_rows
 

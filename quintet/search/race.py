@@ -324,7 +324,7 @@ class _Race:
         self.state.keep(winner=first.name, state="moving")
 
     def _move(self) -> None:
-        """Makes the winner's run that of the folder; a kill in between loses nothing."""
+        """Makes the winner's run the run of the race's folder; a kill in between loses nothing."""
         winner = self.state.journal.winner
         assert winner is not None
         place = self.state.folder / FOLDER / winner

@@ -159,7 +159,7 @@ class Legs:
             self._fails(runner, fault_of(how))
 
     def _look(self, runner: Runner, answer: Mapping[str, Any], passed_s: float) -> Look:
-        """Look of an entry whose process has ended; what it had no time for is as it was before."""
+        """Look of an entry whose process has ended; parts without time stay as before."""
         speed, training = answer["speed"], answer["training"]
         if runner.looks:
             before = runner.looks[-1]

@@ -46,8 +46,8 @@ def write(folder: Path, journal: Journal) -> list[str]:
 
 
 def by_result(journal: Journal) -> list[Runner]:
-    """The entries, the winner first, then those that came further, then those with higher scores;
-    those that failed after the others of their rung.
+    """The entries by result: the winner, then by rung, the furthest first, and within a rung by
+    score, with failed entries last.
     """
 
     def place(each: Runner) -> tuple[Any, ...]:

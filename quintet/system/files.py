@@ -370,8 +370,8 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def reserve(handle: int, nbytes: int) -> None:
-    """Enlarges an open file to `nbytes` that the disk holds, since a full disk would end the
-    process at a later write to a mapping of the file.  Raises OSError if there is no room.
+    """Enlarges an open file to `nbytes` and takes their place on the disk, since a full disk would
+    end the process when it writes to a mapping of the file.  Raises OSError if there is no room.
     """
     if sys.platform == "linux":
         os.posix_fallocate(handle, 0, nbytes)

@@ -10,7 +10,7 @@ file that quintet reads, is used only if
 - the caller gives the same name, or the same arguments, or
 - the caller trusts the file (``--trust``, ``trust=True``).
 
-The command line and files of ``--config`` count as given by the caller.
+Names on the command line or in files of ``--config`` are given by the caller.
 """
 
 import re

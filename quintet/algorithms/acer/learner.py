@@ -119,9 +119,9 @@ class ACERLearner:
     def loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
     ) -> tuple[Tensor, Outputs]:
-        """The loss of a batch of unrolls: the policy's gradient g is equation 9 of arXiv 1611.01224
-        (for continuous actions: section 5.2) with an entropy bonus, z is equation 12; the critic
-        learns Retrace's targets, equation 5.
+        """The loss of unrolls.  The policy's gradient g is equation 9 of arXiv 1611.01224
+        (continuous actions: section 5.2) plus that of an entropy bonus; z is equation 12.  The
+        critic learns Retrace's targets, equation 5.
 
         ``total = -z . f + value_coef * (q + value)``, each the mean over the valid rows; the term
         `value` exists where actions are sampled.

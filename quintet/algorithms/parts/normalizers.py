@@ -103,8 +103,8 @@ class Normalizers:
         return load
 
     def acted_without_statistics(self, batch: Rollout) -> bool:
-        """Whether rows of the batch were acted on before there were statistics of observations, but
-        are learned from with them: what the network said then is of other observations.
+        """Whether rows of the batch were acted on before observations had statistics, but are now
+        normalised by them: the recorded outputs are then of differently scaled observations.
         """
         if self._merged[0] or not self._known_from:
             return self._merged[0]

@@ -59,7 +59,7 @@ _RATES = ("learning_rate", "_lr")
 
 def schedule_warnings(options: BaseModel) -> list[str]:
     """Warnings about the user's function of a learner's options: it seems to return rates in place
-    of factors, or to be a function of what is left of the budget.
+    of factors, or to take the fraction of the budget that is left.
     """
     name: str = getattr(options, "lr_schedule", "")
     if ":" not in name:

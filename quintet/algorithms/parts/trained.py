@@ -199,7 +199,7 @@ class Trained(Generic[B, K]):
         for segment, each in zip(self.segments, options, strict=True):
             if each is None:
                 if self.optimizer.momentum:
-                    raise ValueError("RMSProp's momentum must be 0 for a segment to skip steps")
+                    raise ValueError("RMSProp's momentum must be 0 where a segment skips steps")
                 self._sat_out[segment.name] += 1
         self.steps += 1
         self.memory_steps += 1

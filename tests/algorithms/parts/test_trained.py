@@ -202,7 +202,7 @@ def test_a_velocity_does_not_rest() -> None:
     setup = Setup(1, 1, (1, 2), torch.device("cpu"))
     rule = Optimizer("rmsprop", momentum=True)
     trained = Trained(network, loss, of_total, Knobs, setup, rule, delayed=("",))
-    with pytest.raises(ValueError, match="momentum must be 0 for a segment to skip steps"):
+    with pytest.raises(ValueError, match="momentum must be 0 where a segment skips steps"):
         trained.step(torch.ones(1, 2), Knobs(1.0), None)
 
 
