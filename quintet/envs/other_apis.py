@@ -114,7 +114,7 @@ _ILLEGAL = re.compile(
 
 
 def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
-    """An error about environment `who`, made from what it raised or from the message of Unfit."""
+    """An error about environment `who` with the message `what`, or without one, of `error`."""
     way = argv_advice(error) or "mend the environment, or wrap it"
     text = f"{who}: the environment {what or error}; {way}"
     if _ILLEGAL.search(what or str(error)):

@@ -70,7 +70,7 @@ class Result:
 
 @contextmanager
 def memory_told() -> Iterator[None]:
-    """Replaces a library's error about memory by one that names the thing that did not fit."""
+    """Replaces a library's error about memory by one that says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:

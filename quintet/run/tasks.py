@@ -105,8 +105,8 @@ class RunTasks:
         return task_text(state, self.values)
 
     def _scores(self, rollout: Rollout, gain: NDArray[np.float64]) -> Any:
-        """Sums the rows' scores over each episode, in the row where it ends ``[T, B]``; sums of
-        unfinished episodes are kept.
+        """Each episode's mean score per row, correct in the row where it ends ``[T, B]``; the sums
+        of unfinished episodes are kept.
         """
         flags = known(rollout)
         valid, firsts = flags.valid.numpy(), rollout.is_first[:-1].cpu().numpy()

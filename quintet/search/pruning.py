@@ -73,8 +73,8 @@ class Watch:
 
 
 def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains a run of a sweep to its end, or until it is pruned by comparison with other trials,
-    whose scores `watch` in the payload gives; see `quintet.search.trial`.
+    """Trains a run of a sweep to its end, or until comparison with other trials prunes it; `watch`
+    in the payload describes them.  See `quintet.search.trial`.
     """
     loaded = resuming_or_anew(loaded)
     if "watch" not in payload:  # a best one again
